@@ -1,0 +1,323 @@
+"""One strict TOML. Every field is documented where it is declared; an unknown key names the nearest one.
+
+Secrets are names of environment variables, never values. Paths are relative to the TOML's folder.
+"""
+
+import difflib
+import hashlib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import tomli_w
+
+from core.errors import ConfigError
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Usd = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every section."""
+
+
+class Run(Section, kw_only=True):
+    dir: str = "runs"
+    """Folder that holds the run directories."""
+    name: str = ""
+    """Run id; empty: made from date and time."""
+    seed: int = 0
+    budget_usd: Usd = 10.0
+    """Spend never passes this: spent + the worst case of everything in flight stays below it."""
+    min_free_disk_bytes: Count = 1 << 30
+    """Refuse to start, and halt, below this much free space."""
+
+
+class Target(Section, kw_only=True):
+    kind: Literal["embedded", "hf"] = "embedded"
+    """`embedded`: the small model that ships with eyas, served by its own gateway. `hf`: a model directory."""
+    path: str = ""
+    """Model directory for extraction (config.json, safetensors). Empty with `embedded`."""
+    tokenizer: str = ""
+    """Directory with tiktoken.model and tokenizer_config.json, or a chat-template tokenizer. Empty with `embedded`."""
+    variant: Literal["kimi-k2", "kimi-k2-thinking", "kimi-k2.5", "kimi-k2.6", "template"] = "kimi-k2.5"
+    """Which chat template's rules the renderer follows."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "cpu"
+    """Torch device for the extract stage."""
+
+
+class Dataset(Section, kw_only=True):
+    name: str
+    kind: Literal[
+        "messages", "embedded", "glaive", "opencode", "magicoder", "mot", "nemotron", "swesmith", "xlam", "toolace"
+    ] = "messages"
+    """Format of the rows. `messages`: {"messages": [...], "tools"?: [...], "thinking"?: bool} a line."""
+    path: str = ""
+    """JSONL file. Empty with `embedded`, whose prompts come from the built-in corpus."""
+    families: list[str] = []
+    """`embedded` only: corpus families to take; empty: all."""
+    limit: Count = 0
+    """Prompts to take; 0: all."""
+    arm: Literal["local", "declared", "text"] = "declared"
+    """local: token ids from a local server. declared: API with `tools`. text: tools described in the system message."""
+    backend: Literal["openrouter", "sglang", "vllm", "openai"] = "openrouter"
+    twins: Count = 0
+    """Ask this many of the dataset's prompts through the local arm as well (same seed): the reference of the audit."""
+    thinking: bool = True
+
+
+class OpenRouter(Section, kw_only=True):
+    base_url: str = "https://openrouter.ai/api/v1"
+    """Empty with target.kind = "embedded": the gateway that the run starts."""
+    api_key_env: str = "OPENROUTER_API_KEY"
+    """NAME of the environment variable that holds the key."""
+    model: str = "moonshotai/kimi-k2.5"
+    only: list[str] = []
+    ignore: list[str] = []
+    order: list[str] = []
+    quantizations: list[str] = []
+    sort: Literal["", "price", "throughput", "latency", "exacto"] = ""
+    require_parameters: bool = True
+    allow_fallbacks: bool = False
+    max_price_prompt: Usd = 0.0
+    """USD per million prompt tokens, hard; 0: no limit."""
+    max_price_completion: Usd = 0.0
+    data_collection: Literal["allow", "deny"] = "deny"
+    zdr: bool = False
+    enforce_distillable_text: bool = True
+    stream: bool = True
+    """Streaming is what makes a cancelled request cheap on providers that support it."""
+
+
+class SGLang(Section, kw_only=True):
+    urls: list[str] = []
+    """Server base URLs; empty with target.kind = "embedded"."""
+    api_key_env: str = ""
+    endpoint: Literal["generate", "chat"] = "generate"
+    """`generate` sends our own prompt ids (exact by construction); `chat` asks for return_token_ids."""
+
+
+class OpenAI(Section, kw_only=True):
+    """vLLM and any other OpenAI-compatible server."""
+
+    base_url: str = ""
+    api_key_env: str = ""
+    model: str = ""
+    price_prompt: Usd = 0.0
+    """USD per million tokens, for servers that bill."""
+    price_completion: Usd = 0.0
+
+
+class Generate(Section, kw_only=True):
+    max_in_flight: Annotated[int, msgspec.Meta(ge=1, le=20_000)] = 2_000
+    """Requests open at once. Above ~1,000, raise the file limit first (ulimit -n)."""
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.95
+    max_tokens: Positive = 16_384
+    connect_timeout_s: Seconds = 15.0
+    first_event_timeout_s: Seconds = 300.0
+    """From the request's departure to its first data; a wait for a slot never counts."""
+    idle_timeout_s: Seconds = 300.0
+    """Between data events of a stream; keep-alive comments do not reset it."""
+    total_timeout_s: Seconds = 1_800.0
+    attempts_unpaid: Positive = 8
+    """Tries per prompt that cost nothing (429, 5xx, refused connections)."""
+    attempts_paid: Positive = 2
+    """Tries per prompt that were, or may have been, paid for."""
+    canary: Count = 32
+    """Rollouts per provider and dataset that must pass before full concurrency; 0: off."""
+    breaker_error_rate: Share = 0.5
+    """Error share of the last 100 attempts above which the breaker of a provider opens."""
+    openrouter: OpenRouter = OpenRouter()
+    sglang: SGLang = SGLang()
+    openai: OpenAI = OpenAI()
+
+
+class Audit(Section, kw_only=True):
+    alpha: Share = 0.001
+    """Two-sided level of the semantics tests."""
+    min_pairs: Positive = 30
+    """Fewer paired samples than this: no decision."""
+
+
+class Tripwires(Section, kw_only=True):
+    min_samples: Positive = 32
+    """No rate is judged on fewer."""
+    mismatch_rate: Share = 0.05
+    truncation_rate: Share = 0.25
+    leak_rate: Share = 0.02
+    error_rate: Share = 0.5
+    schema_invalid_rate: Share = 0.10
+    prompt_drift_rate: Share = 0.05
+    """Share of replies whose prompt_tokens lie outside [ours, ours + 3]."""
+    trigger_alpha: Share = 0.001
+    """Two-sided level for the tool-trigger rate against the reference arm."""
+    cost_per_kept_token_factor: Annotated[float, msgspec.Meta(gt=0)] = 3.0
+    """Times the price-list cost of one completion token."""
+    enabled: bool = True
+
+
+class Extract(Section, kw_only=True):
+    aux_layers: list[int] = []
+    """0-based layers whose OUTPUT is taken; empty: [1, n//2-1, n-4]."""
+    batch_tokens: Positive = 8_192
+    shard_bytes: Positive = 256 << 20
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    max_length: Positive = 4_096
+    """Longer samples are cut, ids and mask together (case C62)."""
+
+
+class Draft(Section, kw_only=True):
+    vocab_size: Count = 32_768
+    """Draft vocabulary D; 0: the target's whole vocabulary."""
+    intermediate_size: Count = 0
+    """0: the target's."""
+    num_heads: Count = 0
+    num_kv_heads: Count = 0
+    rope_theta: Count = 0
+    max_position_embeddings: Count = 0
+
+
+class Train(Section, kw_only=True):
+    ttt_steps: Positive = 7
+    """K."""
+    loss_decay: Share = 0.8
+    mask_align: Literal["serving", "target", "legacy"] = "serving"
+    normalise: Literal["valid", "all"] = "valid"
+    lr: Annotated[float, msgspec.Meta(gt=0)] = 1e-4
+    warmup_ratio: Share = 0.015
+    schedule: Literal["cosine", "constant"] = "cosine"
+    weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    clip: Annotated[float, msgspec.Meta(gt=0)] = 0.5
+    batch_tokens: Positive = 8_192
+    epochs: Positive = 1
+    max_steps: Count = 0
+    """0: epochs decide."""
+    checkpoint_every: Positive = 500
+    keep_checkpoints: Positive = 3
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    threads: Count = 0
+    """Torch CPU threads; 0: torch's choice."""
+
+
+class Eval(Section, kw_only=True):
+    draft_tokens: Positive = 3
+    holdout: Share = 0.1
+    """Share of prompts (by hash of twin_id, so that twins stay together) kept out of training."""
+    decode_prompts: Count = 32
+    """Held-out prompts that are really decoded with the drafter; 0: only the walk."""
+    max_new_tokens: Positive = 256
+
+
+class Export(Section, kw_only=True):
+    engines: list[Literal["sglang", "vllm", "hf"]] = msgspec.field(
+        default_factory=lambda: ["sglang", "vllm"]  # type: ignore[arg-type]
+    )
+
+
+class Console(Section, kw_only=True):
+    refresh_hz: Annotated[float, msgspec.Meta(gt=0, le=4)] = 2.0
+    theme: str = "eyas-dark"
+    low_bandwidth: bool = False
+    ascii: bool = False
+
+
+class Config(Section, kw_only=True):
+    run: Run = Run()
+    target: Target = Target()
+    dataset: list[Dataset] = []
+    generate: Generate = Generate()
+    audit: Audit = Audit()
+    tripwires: Tripwires = Tripwires()
+    extract: Extract = Extract()
+    draft: Draft = Draft()
+    train: Train = Train()
+    eval: Eval = Eval()
+    export: Export = Export()
+    console: Console = Console()
+
+
+def load(path: Path, overrides: list[str] | None = None) -> Config:
+    """Read and check one TOML, then apply `section.key=value` overrides (values in TOML syntax, bare strings allowed)."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read ({e.strerror}); give the path of a config file") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path}: not TOML: {e}") from e
+    for item in overrides or []:
+        _override(data, item)
+    return parse(data, str(path))
+
+
+def parse(data: dict[str, Any], where: str) -> Config:
+    _refuse_unknown(data, Config, "", where)
+    try:
+        config = msgspec.convert(data, Config)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"{where}: {e}") from e
+    _check(config, where)
+    return config
+
+
+def dump(config: Config) -> str:
+    """The resolved config as TOML."""
+    return tomli_w.dumps(msgspec.to_builtins(config))
+
+
+def config_hash(config: Config) -> str:
+    return hashlib.sha256(dump(config).encode()).hexdigest()[:16]
+
+
+def _override(data: dict[str, Any], item: str) -> None:
+    key, sep, value = item.partition("=")
+    parts = key.strip().split(".")
+    if not sep or not all(parts):
+        raise ConfigError(f"--set {item}: write section.key=value")
+    try:
+        parsed = tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    node = data
+    for part in parts[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"--set {item}: {part} is not a section")
+    node[parts[-1]] = parsed
+
+
+def _refuse_unknown(data: Any, kind: type, prefix: str, where: str) -> None:
+    """msgspec names the first unknown key; people want the nearest known one as well."""
+    if not isinstance(data, dict):
+        return
+    fields = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}
+    for key, value in data.items():
+        if key not in fields:
+            near = difflib.get_close_matches(key, list(fields), n=1)
+            hint = f"; did you mean {prefix}{near[0]}?" if near else f"; known: {', '.join(fields)}"
+            raise ConfigError(f"{where}: unknown key {prefix}{key}{hint}")
+        inner = fields[key]
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            _refuse_unknown(value, inner, f"{prefix}{key}.", where)
+        elif key == "dataset" and isinstance(value, list):
+            for row in value:
+                _refuse_unknown(row, Dataset, "dataset.", where)
+
+
+def _check(config: Config, where: str) -> None:
+    names = [d.name for d in config.dataset]
+    if twice := sorted({n for n in names if names.count(n) > 1}):
+        raise ConfigError(f"{where}: dataset name {twice[0]!r} appears twice; give each its own")
+    for d in config.dataset:
+        if d.kind != "embedded" and not d.path:
+            raise ConfigError(f"{where}: dataset {d.name!r} has no path; name its JSONL file")
+        if d.kind == "embedded" and config.target.kind != "embedded":
+            raise ConfigError(f"{where}: dataset {d.name!r} is embedded but target.kind is not; use kind = \"messages\"")
+    if config.target.kind == "hf" and not (config.target.path and config.target.tokenizer):
+        raise ConfigError(f"{where}: target.kind = \"hf\" needs target.path and target.tokenizer")
