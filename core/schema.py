@@ -124,7 +124,8 @@ class Sample(Record, kw_only=True):
     """prompt ids + completion ids of one rollout, with the verdict and its evidence.
 
     `token_ids` = prompt then completion; the loss mask is True exactly on positions >= prompt_len
-    (`loss_mask` below). A rejected rollout has the ids that could be built, or none, and is never trained on.
+    (`loss_mask` below), less the `masked` ones. A rejected rollout has the ids that could be built, or none, and is
+    never trained on.
     """
 
     v: int = SCHEMA_VERSION
@@ -148,6 +149,8 @@ class Sample(Record, kw_only=True):
     billed_tokens: int | None = None
     prompt_tokens_billed: int | None = None
     cost_usd: float | None = None
+    masked: list[int] = []
+    """Positions of `token_ids` that an applied audit took out of the loss."""
 
     @property
     def completion_ids(self) -> list[int]:
@@ -155,7 +158,8 @@ class Sample(Record, kw_only=True):
 
     @property
     def loss_mask(self) -> list[bool]:
-        return [i >= self.prompt_len for i in range(len(self.token_ids))]
+        masked = set(self.masked)
+        return [i >= self.prompt_len and i not in masked for i in range(len(self.token_ids))]
 
     @property
     def trainable(self) -> bool:
