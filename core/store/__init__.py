@@ -1,0 +1,58 @@
+"""The run directory: names of its files, atomic writes, append-only JSONL with group commit,
+samples as parquet.
+
+Knows records and paths, nothing about stages. A path is spelled in `rundir` and nowhere else.
+"""
+
+from core.store.lines import (
+    Appender,
+    CorruptLine,
+    LineFile,
+    Reserve,
+    encode_line,
+    mend_tail,
+    read_jsonl,
+)
+from core.store.rundir import (
+    Manifest,
+    RunDir,
+    Status,
+    create_run,
+    find_run,
+    list_runs,
+    make_manifest,
+    new_run_id,
+    observed_status,
+    read_manifest,
+    read_status,
+    write_atomic,
+    write_manifest,
+    write_status,
+)
+from core.store.samples import read_samples, write_samples
+
+__all__ = [
+    "Appender",
+    "CorruptLine",
+    "LineFile",
+    "Manifest",
+    "Reserve",
+    "RunDir",
+    "Status",
+    "create_run",
+    "encode_line",
+    "find_run",
+    "list_runs",
+    "make_manifest",
+    "mend_tail",
+    "new_run_id",
+    "observed_status",
+    "read_jsonl",
+    "read_manifest",
+    "read_samples",
+    "read_status",
+    "write_atomic",
+    "write_manifest",
+    "write_samples",
+    "write_status",
+]

@@ -1,0 +1,400 @@
+"""Append-only JSONL: whole lines or none, group commit, a full disk survived, a torn tail set
+aside.
+
+Promises: after any kill, every line is whole except perhaps the last; a full disk never leaves a
+partial line and never loses a record that was handed over. Knows bytes and records, nothing about
+what they mean."""
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from core.errors import DiskFull, StoreError
+from core.halting import HaltError, private_runtime_dir, runtime_dir
+
+T = TypeVar("T")
+FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+log = logging.getLogger(__name__)
+
+
+class CorruptLine(NamedTuple):
+    """A line in the middle of a file that cannot be read. It does not stop a resume; its prompt is
+    pending again."""
+
+    path: Path
+    offset: int
+    error: str
+
+
+def encode_line(record: Any) -> bytes:
+    """One JSON line. Text with lone surrogates, which UTF-8 cannot hold, is written with ASCII
+    escapes."""
+    try:
+        return msgspec.json.encode(record) + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(record), separators=(",", ":")).encode() + b"\n"
+
+
+def _decode(line: bytes, decoder: msgspec.json.Decoder[T], type_: type[T]) -> T:
+    try:
+        return decoder.decode(line)
+    except msgspec.DecodeError:
+        return msgspec.convert(json.loads(line), type_)  # lone surrogates: msgspec refuses them
+
+
+def read_jsonl(
+    path: Path, type: type[T], on_corrupt: Callable[[CorruptLine], None] | None = None
+) -> Iterator[T]:
+    """Records in file order. A missing file has none. Unreadable lines at the end are a torn tail
+    and are left out (the writer sets them aside when it opens the file); one in the middle goes to
+    `on_corrupt`, or to the log."""
+    report = on_corrupt or (lambda bad: log.warning("corrupt_line %s at byte %d: %s", *bad))
+    decoder = msgspec.json.Decoder(type)
+    torn: list[CorruptLine] = []
+    offset = 0
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            here, offset = offset, offset + len(line)
+            if line.isspace():
+                continue
+            try:
+                record = _decode(line, decoder, type)
+            except (ValueError, msgspec.MsgspecError) as e:
+                torn.append(CorruptLine(path, here, str(e)))
+                continue
+            for bad in torn:
+                report(bad)
+            torn.clear()
+            yield record
+
+
+def mend_tail(path: Path) -> Path | None:
+    """Set a torn tail aside as `<name>.<n>.torn`, so that the file ends with one newline. For the
+    writer alone.
+
+    Trailing lines that are not JSON are the tail, blank lines after them included (case C71). A
+    last record that is whole but lacks its newline is kept. Returns the side file, if one was
+    needed."""
+    try:
+        file = path.open("r+b")
+    except FileNotFoundError:
+        return None
+    with file:
+        size = end = file.seek(0, os.SEEK_END)
+        whole_without_newline = False
+        while end > 0:
+            start = _line_start(file, end)
+            file.seek(start)
+            line = file.read(end - start)
+            if not line.isspace() and _is_object(line):
+                whole_without_newline = not line.endswith(b"\n")
+                break
+            end = start
+        file.seek(end)
+        tail = file.read(size - end)
+        side = None
+        if tail.strip():
+            side = next(
+                p
+                for n in range(1, 1_000_000)
+                if not (p := path.with_name(f"{path.name}.{n}.torn")).exists()
+            )
+            side.write_bytes(tail)
+        file.truncate(end)
+        if whole_without_newline:
+            file.seek(end)
+            file.write(b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+        return side
+
+
+def _line_start(file: Any, end: int, block_bytes: int = 1 << 16) -> int:
+    """Offset of the first byte of the line whose last byte (newline or not) is at `end - 1`."""
+    position = end - 1
+    while position > 0:
+        begin = max(0, position - block_bytes)
+        file.seek(begin)
+        at = file.read(position - begin).rfind(b"\n")
+        if at >= 0:
+            return begin + int(at) + 1
+        position = begin
+    return 0
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+class Reserve:
+    """Disk space set aside at the start, given back once, so that answers already paid for can
+    still be stored."""
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self.released = False
+        try:
+            with path.open("wb") as file:
+                if size_bytes:
+                    os.posix_fallocate(file.fileno(), 0, size_bytes)
+        except OSError as e:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise StoreError(
+                f"{path}: {size_bytes} bytes cannot be set aside ({e.strerror}); "
+                "free space or use another disk"
+            ) from e
+
+    def release(self) -> bool:
+        """True for the one caller that got the space."""
+        with self._lock:
+            if self.released:
+                return False
+            self.released = True
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
+            return True
+
+
+class LineFile:
+    """A file that only ever grows by whole lines. One thread at a time."""
+
+    def __init__(self, path: Path, reserve: Reserve | None = None) -> None:
+        self.path = path
+        self.torn = mend_tail(path)
+        self._reserve = reserve
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as e:
+            raise StoreError(f"{path}: cannot be opened for writing ({e.strerror})") from e
+        self.size_bytes = os.fstat(self._fd).st_size
+
+    def write(self, lines: list[bytes]) -> tuple[int, OSError | None]:
+        """Write lines in order, one `os.write` when the disk takes them. Returns how many are now
+        in the file and what stopped the rest; a full disk is reported only after the reserve has
+        been used up as well."""
+        done = 0
+        while done < len(lines):
+            data = b"".join(lines[done:])
+            written, fault = self._write_some(data)
+            kept = 0
+            while done < len(lines) and kept + len(lines[done]) <= written:
+                kept += len(lines[done])
+                done += 1
+            self.size_bytes += kept
+            if written > kept:
+                os.ftruncate(self._fd, self.size_bytes)  # back to the last newline
+            if fault is None:
+                continue
+            if fault.errno not in FULL_ERRNOS or not self._reserve or not self._reserve.release():
+                return done, fault
+        return done, None
+
+    def _write_some(self, data: bytes) -> tuple[int, OSError | None]:
+        view, written = memoryview(data), 0
+        while written < len(data):
+            try:
+                written += os.write(self._fd, view[written:])
+            except OSError as e:
+                return written, e
+        return written, None
+
+    def sync(self) -> None:
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class _Item(NamedTuple):
+    record: Any
+    durable: bool
+    done: Future[None]
+
+
+class Appender:
+    """One JSONL file and its writer thread.
+
+    A record whose append raised DiskFull stays the appender's: it is written as soon as there is
+    space, at the latest by `close()`, which falls back to a spool file that the next Appender of
+    this path takes in. So never append it again. `on_full` is called once, from the writer thread,
+    when the reserve had to be touched."""
+
+    def __init__(
+        self,
+        path: Path,
+        fsync_interval_s: float = 0.2,
+        reserve: Reserve | None = None,
+        on_full: Callable[[], None] | None = None,
+    ) -> None:
+        self.path = path
+        self.full = False
+        self._file = LineFile(path, reserve)
+        self._reserve = reserve
+        self._on_full = on_full
+        self._interval_s = fsync_interval_s
+        self._condition = threading.Condition()
+        self._queue: list[_Item] = []
+        self._held: list[bytes] = []
+        self._unsynced: list[_Item] = []
+        self._dirty = False
+        self._last_sync = 0.0
+        self._closing = False
+        self._take_in_spool()
+        self._thread = threading.Thread(target=self._run, name=f"append-{path.name}", daemon=True)
+        self._thread.start()
+
+    async def append(self, record: Any, durable: bool = False) -> None:
+        """Return when the record's line is in the file (`durable`: and fsynced, at most
+        `fsync_interval_s` later). Raises DiskFull (the record is kept, see above) or StoreError.
+        Cancelling the wait does not undo it."""
+        await asyncio.wrap_future(self.submit(record, durable))
+
+    def submit(self, record: Any, durable: bool = False) -> Future[None]:
+        """The same from any thread, without waiting. Order of calls is order of lines."""
+        item = _Item(record, durable, Future())
+        with self._condition:
+            if self._closing:
+                raise StoreError(f"{self.path}: append after close")
+            self._queue.append(item)
+            self._condition.notify()
+        return item.done
+
+    def close(self) -> None:
+        """Write, fsync and close. Raises DiskFull when records could neither be written nor
+        spooled."""
+        with self._condition:
+            if self._closing:
+                return
+            self._closing = True
+            self._condition.notify()
+        self._thread.join()
+        try:
+            if self._held:
+                del self._held[: self._file.write(self._held)[0]]
+            if self._held:
+                self._spool()
+        finally:
+            self._file.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not self._queue and not self._closing:
+                    if not self._condition.wait(self._sync_wait_s()):
+                        break
+                batch, self._queue = self._queue, []
+                closing = self._closing
+            if batch:
+                self._write(batch)
+            if self._dirty and (closing or self._sync_wait_s() == 0.0):
+                self._sync()
+            if closing and not batch:
+                return
+
+    def _sync_wait_s(self) -> float | None:
+        if not self._dirty:
+            return None
+        return max(0.0, self._last_sync + self._interval_s - time.monotonic())
+
+    def _write(self, batch: list[_Item]) -> None:
+        lines, items = self._held, []
+        held = len(lines)
+        for item in batch:
+            try:
+                lines.append(encode_line(item.record))
+                items.append(item)
+            except (TypeError, ValueError, msgspec.MsgspecError) as e:
+                _settle(item, StoreError(f"{self.path}: record cannot be encoded: {e}"))
+        written, fault = self._file.write(lines)
+        self._held = lines[written:]
+        self._dirty = self._dirty or written > 0
+        if (fault or (self._reserve and self._reserve.released)) and not self.full:
+            self.full = True
+            if self._on_full:
+                self._on_full()
+        for index, item in enumerate(items):
+            if held + index >= written:
+                _settle(item, self._refusal(fault))
+            elif item.durable:
+                self._unsynced.append(item)
+            else:
+                _settle(item, None)
+
+    def _refusal(self, fault: OSError | None) -> StoreError:
+        if fault is None or fault.errno in FULL_ERRNOS:
+            return DiskFull(f"{self.path}: no space left; free some, then `eyas resume`")
+        return StoreError(
+            f"{self.path}: cannot be written ({fault.strerror}); mend it, then `eyas resume`"
+        )
+
+    def _sync(self) -> None:
+        error = None
+        try:
+            self._file.sync()
+        except OSError as e:
+            error = StoreError(f"{self.path}: fsync failed ({e.strerror})")
+        self._dirty, self._last_sync = False, time.monotonic()
+        waiting, self._unsynced = self._unsynced, []
+        for item in waiting:
+            _settle(item, error)
+
+    def _spool_path(self, folder: Path) -> Path:
+        digest = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:16]
+        return folder / f"{digest}.spool"
+
+    def _spool(self) -> None:
+        """Last resort: another file system, under the user's private runtime folder."""
+        try:
+            spool = self._spool_path(private_runtime_dir())
+            with spool.open("ab") as file:
+                file.write(b"".join(self._held))
+                file.flush()
+                os.fsync(file.fileno())
+        except (OSError, HaltError) as e:
+            raise DiskFull(
+                f"{self.path}: {len(self._held)} records lost, no space here nor for a spool ({e})"
+            ) from e
+
+    def _take_in_spool(self) -> None:
+        spool = self._spool_path(runtime_dir())
+        if not spool.exists():
+            return
+        if spool.parent != private_runtime_dir() or spool.lstat().st_uid != os.getuid():
+            raise StoreError(f"{spool}: not this user's; remove it")
+        written, _ = self._file.write(lines := spool.read_bytes().splitlines(keepends=True))
+        if written < len(lines):
+            raise DiskFull(
+                f"{self.path}: no space left to take in {spool}; free some, then `eyas resume`"
+            )
+        self._file.sync()
+        spool.unlink()
+
+
+def _settle(item: _Item, error: Exception | None) -> None:
+    if not item.done.set_running_or_notify_cancel():
+        return
+    if error is None:
+        item.done.set_result(None)
+    else:
+        item.done.set_exception(error)
