@@ -167,7 +167,10 @@ class Sample(Record, kw_only=True):
 
 
 class Finding(Record, kw_only=True):
-    """One audit remark about one sample. `severity`: info | warn | error."""
+    """One audit remark about one sample. `severity`: info | warn | error.
+
+    `spans`: the runs of `token_ids` positions that it is about; empty: the sample as a whole.
+    """
 
     v: int = SCHEMA_VERSION
     sample_id: str
@@ -176,6 +179,7 @@ class Finding(Record, kw_only=True):
     severity: Literal["info", "warn", "error"] = "warn"
     dataset: str = ""
     provider: str | None = None
+    spans: list[tuple[int, int]] = []
 
 
 class SpendLine(Record, kw_only=True):
@@ -204,13 +208,16 @@ class SpendLine(Record, kw_only=True):
 
 
 class FeatureRef(Record, kw_only=True):
-    """Where one sample's hidden states are; never the states themselves."""
+    """Where one sample's hidden states are; never the states themselves. `sha256` covers the stored bytes."""
 
     sample_id: str
     dataset: str
     shard: str
     num_tokens: int
     prompt_len: int
+    twin_id: str = ""
+    supervised: int = 0
+    sha256: str = ""
 
 
 class AcceptanceCounts(Record, kw_only=True):
@@ -228,13 +235,22 @@ class AcceptanceCounts(Record, kw_only=True):
 
 
 class EvalReport(Record, kw_only=True):
-    """`walk` is the exact offline walk, `decoded` the count from really decoding with the drafter."""
+    """`walk` is the exact offline walk, `decoded` the count from really decoding with the drafter.
+
+    `walk_text` says which text was walked: `greedy` (the target's own greedy replies to `prompts` held-out prompts,
+    the same that were decoded, so the two figures are comparable) or `recorded` (the held-out samples as generated,
+    when nothing is decoded). `recorded` is the walk over all held-out samples, whichever `walk` is.
+    """
 
     v: int = SCHEMA_VERSION
     checkpoint: str
     draft_tokens: int
     prompts: int
     walk: AcceptanceCounts
+    walk_text: Literal["greedy", "recorded"] = "greedy"
+    recorded: AcceptanceCounts | None = None
+    recorded_by_dataset: dict[str, AcceptanceCounts] = {}
+    by_length: dict[str, AcceptanceCounts] = {}
     decoded: AcceptanceCounts | None = None
     untrained: AcceptanceCounts | None = None
     lossless_prompts: int | None = None

@@ -59,6 +59,7 @@ def _schema() -> "pa.Schema":
             ("billed_tokens", number),
             ("prompt_tokens_billed", number),
             ("cost_usd", pa.float64()),
+            ("masked", pa.list_(pa.int32())),
         ]
     )
 
