@@ -92,6 +92,8 @@ class OpenRouter(Section, kw_only=True):
     enforce_distillable_text: bool = True
     stream: bool = True
     """Streaming is what makes a cancelled request cheap on providers that support it."""
+    cancellable: list[str] = []
+    """Further providers, by slug, whose bill stops when a stream is closed (known ones are built in)."""
 
 
 class SGLang(Section, kw_only=True):
@@ -126,11 +128,16 @@ class Generate(Section, kw_only=True):
     """Between data events of a stream; keep-alive comments do not reset it."""
     total_timeout_s: Seconds = 1_800.0
     attempts_unpaid: Positive = 8
-    """Tries per prompt that cost nothing (429, 5xx, refused connections)."""
+    """Tries per prompt that cost nothing (5xx, lost connections). 429 and 503 are waits, not tries."""
     attempts_paid: Positive = 2
     """Tries per prompt that were, or may have been, paid for."""
     canary: Count = 32
     """Rollouts per provider and dataset that must pass before full concurrency; 0: off."""
+    throttle_patience_s: Seconds = 1_800.0
+    """A provider that has only throttled for this long is given up."""
+    reserve: Literal["worst_case", "p99"] = "worst_case"
+    """What a request in flight holds of the budget: its worst case (the bill cannot pass the budget), or the running
+    p99 of answer lengths (more in flight near the end; the most it can overshoot is shown)."""
     breaker_error_rate: Share = 0.5
     """Error share of the last 100 attempts above which the breaker of a provider opens."""
     openrouter: OpenRouter = OpenRouter()

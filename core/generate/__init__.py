@@ -1,0 +1,7 @@
+"""Requests in flight: dispatch gate, limits, retries, budget, exactly one outcome per prompt ->
+Rollout.
+
+Promises: a dispatch is on disk before its request leaves, a reply before its outcome is announced;
+`spent + reserved <= budget` at every moment; after `halt()` no new request leaves. Knows backends
+through `core.providers`, samples only through the `judge` that it is given, and nothing about
+consoles."""

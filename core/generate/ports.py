@@ -1,0 +1,63 @@
+"""What generate needs from outside and what it gives back. Holds no behaviour."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from core import events as ev
+from core.render.base import Renderer
+from core.schema import Prompt, Rollout, Sample, SpendLine
+
+
+class Append(Protocol):
+    """The part of store.Appender that generate uses."""
+
+    async def append(self, record: Any, durable: bool = False) -> None: ...
+
+    def submit(self, record: Any, durable: bool = False) -> Any: ...
+
+
+class Recovered(msgspec.Struct, kw_only=True):
+    """What earlier lives of this run left behind (`resume.recover`). Empty for a new run.
+
+    `finished`: prompts with a final outcome. `open`: dispatches that no line closes. `attempts`:
+    the highest attempt number used, so that (prompt_id, attempt) stays a key. `replies`: attempts
+    that were or may have been paid."""
+
+    finished: set[str] = set()
+    open: list[SpendLine] = []
+    attempts: dict[str, int] = {}
+    replies: dict[str, int] = {}
+    spent_usd: float = 0.0
+    cap_usd: float = 0.0
+    uncertain_usd: float = 0.0
+    outcomes: dict[str, int] = {}
+
+
+class Ports(msgspec.Struct, kw_only=True):
+    """`judge` is called in a worker thread and must not raise for a bad reply. `emit` must not
+    block."""
+
+    emit: Callable[[ev.Event], None]
+    judge: Callable[[Rollout, Prompt], Sample]
+    renderer: Renderer
+    completions: Append
+    spend: Append
+    recovered: Recovered = msgspec.field(default_factory=Recovered)
+    on_sample: Callable[[Sample, Rollout, Prompt], None] | None = None
+    """Called on the loop for every judged reply that ended its prompt (live audit, tripwires)."""
+
+
+class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`reason` is empty when every prompt has a final outcome; else halted | drained | severed |
+    disk_full | stopped (no provider left) | budget. `pending` prompts have no final outcome and are
+    asked again on resume."""
+
+    reason: str = ""
+    detail: str = ""
+    outcomes: dict[str, int] = {}
+    pending: int = 0
+    spent_usd: float = 0.0
+    uncertain_usd: float = 0.0
+    seconds: float = 0.0

@@ -1,0 +1,61 @@
+"""What an earlier life of a run left in its books: read once at start, by id, never by position or
+count.
+
+Knows completions.jsonl and spend.jsonl, nothing about networks. Costs one pass over each file.
+"""
+
+import msgspec
+
+from core.generate.ports import Recovered
+from core.schema import SpendLine, Usage
+from core.store import RunDir, read_jsonl
+
+CLOSING = frozenset({"billed", "looked_up", "uncertain", "free"})
+
+
+class RolloutHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a completions line that resume needs; the reply itself is skipped by the
+    decoder."""
+
+    prompt_id: str
+    attempt: int
+    outcome: str
+    final: bool = True
+    usage: Usage = Usage()
+
+
+def recover(run: RunDir) -> Recovered:
+    """Finished prompts, open dispatches and the books of earlier lives. Torn or corrupt lines count
+    as not written."""
+    found = Recovered()
+    open_: dict[tuple[str, int], SpendLine] = {}
+    for line in read_jsonl(run.spend, SpendLine):
+        key = (line.prompt_id, line.attempt)
+        found.attempts[line.prompt_id] = max(found.attempts.get(line.prompt_id, 0), line.attempt)
+        if line.kind == "dispatch":
+            open_[key] = line
+        elif line.kind == "known":
+            if key in open_:
+                open_[key] = msgspec.structs.replace(
+                    open_[key],
+                    generation_id=line.generation_id,
+                    provider=line.provider or open_[key].provider,
+                )
+        elif open_.pop(key, None) is not None:
+            _close(found, line)
+    for head in read_jsonl(run.completions, RolloutHead):
+        found.attempts[head.prompt_id] = max(found.attempts.get(head.prompt_id, 0), head.attempt)
+        if head.final and head.outcome != "aborted" and head.prompt_id not in found.finished:
+            found.finished.add(head.prompt_id)
+            found.outcomes[head.outcome] = found.outcomes.get(head.outcome, 0) + 1
+    found.open = list(open_.values())
+    return found
+
+
+def _close(found: Recovered, line: SpendLine) -> None:
+    found.spent_usd += line.cost_usd
+    found.cap_usd += line.cap_usd
+    if line.kind == "uncertain":
+        found.uncertain_usd += line.cost_usd
+    if line.kind != "free":
+        found.replies[line.prompt_id] = found.replies.get(line.prompt_id, 0) + 1

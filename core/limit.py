@@ -1,0 +1,225 @@
+"""How many requests one provider may hold, and when the next may leave. Pure: the caller brings the
+clock and the dice.
+
+Promises: no request before a `Retry-After` has passed, for any worker; one cut per round however
+many replies of that round were refused; a provider that keeps failing is left alone and then probed
+with one request. Knows no socket.
+
+Growth: a ramp in time while nothing has resisted (so that 2,000 in flight are reached in `ramp_s`,
+not in rounds of a minute each), then additive increase and multiplicative decrease (Chiu and Jain
+1989), as TCP does it."""
+
+from typing import Literal
+
+BACKOFF_FLOOR_S = 1.0
+BACKOFF_CAP_S = 60.0
+CUT_THROTTLED = 0.7
+CUT_PAYMENT = 0.5
+CUT_SLOW = 0.9
+SLOW_FACTOR = 4.0
+SLOW_SLACK_S = 1.0
+BREAKER_WINDOW = 100
+BREAKER_MIN = 10
+BREAKER_CAP_S = 120.0
+
+State = Literal["closed", "open", "half_open"]
+
+
+def backoff_s(failures: int, dice: float) -> float:
+    """Full jitter over an exponential window (AWS architecture blog, 2015), never under the floor.
+
+    `failures` so far (0 for the first), `dice` uniform in [0, 1). Window 2, 4, 8 ... seconds, at
+    most 60."""
+    window_s = min(BACKOFF_CAP_S, 2.0 * 2.0 ** min(failures, 16))
+    return BACKOFF_FLOOR_S + dice * (window_s - BACKOFF_FLOOR_S)
+
+
+class Breaker:
+    """Circuit breaker over the last 100 attempts. Throttling is not failure and never reaches
+    it."""
+
+    def __init__(self, error_rate: float) -> None:
+        self.error_rate = error_rate
+        self.state: State = "closed"
+        self.opened = 0
+        self._until = 0.0
+        self._ring: list[bool] = []
+        self._at = 0
+        self._probing = False
+
+    def may_send(self, now: float) -> bool:
+        if self.state == "closed":
+            return True
+        if self.state == "open":
+            return now >= self._until
+        return not self._probing
+
+    def wait_s(self, now: float) -> float:
+        return max(0.0, self._until - now) if self.state == "open" else 0.0
+
+    def sent(self, now: float) -> None:
+        if self.state == "open" and now >= self._until:
+            self.state = "half_open"
+        if self.state == "half_open":
+            self._probing = True
+
+    def record(self, ok: bool, now: float, dice: float) -> None:
+        """One attempt's end. In the half-open state the probe alone decides."""
+        if self.state == "half_open":
+            if ok:
+                self._close()
+            else:
+                self._open(now, dice)
+            return
+        if self.state == "open":
+            return
+        if len(self._ring) < BREAKER_WINDOW:
+            self._ring.append(ok)
+        else:
+            self._ring[self._at] = ok
+            self._at = (self._at + 1) % BREAKER_WINDOW
+        failed = self._ring.count(False)
+        if len(self._ring) >= BREAKER_MIN and failed > self.error_rate * len(self._ring):
+            self._open(now, dice)
+
+    def forget_probe(self) -> None:
+        """The probe ended without telling anything (cancelled, throttled): another may be sent."""
+        self._probing = False
+
+    def _open(self, now: float, dice: float) -> None:
+        wait_s = min(BREAKER_CAP_S, 5.0 * 2.0 ** min(self.opened, 8))
+        self.opened += 1
+        self.state, self._probing = "open", False
+        self._until = now + wait_s * (0.5 + dice / 2)
+
+    def _close(self) -> None:
+        self.state, self._probing, self.opened = "closed", False, 0
+        self._ring, self._at = [], 0
+
+
+class Limit:
+    """Slots of one provider.
+
+    `ceiling` is the configured most, `ramp_s` the time from `start` to the ceiling while nothing
+    resists."""
+
+    def __init__(
+        self, ceiling: int, error_rate: float = 0.5, start: int = 16, ramp_s: float = 10.0
+    ) -> None:
+        self.ceiling = max(1, ceiling)
+        self.in_flight = 0
+        self.throttles = 0
+        self.breaker = Breaker(error_rate)
+        self.hold_until = 0.0
+        self._width = float(min(self.ceiling, max(1, start)))
+        self._ramp_per_s = (self.ceiling - self._width) / ramp_s if ramp_s > 0 else 0.0
+        self._ramp_at: float | None = None
+        self._resisted = False
+        self._cut_at = float("-inf")
+        self._streak = 0
+        self._ttft_fast: float | None = None
+        self._ttft_base: float | None = None
+
+    @property
+    def width(self) -> int:
+        return max(1, int(self._width))
+
+    def may_send(self, now: float) -> bool:
+        self._ramp(now)
+        return self.in_flight < self.width and now >= self.hold_until and self.breaker.may_send(now)
+
+    def wait_s(self, now: float) -> float | None:
+        """Seconds until time alone may open the gate; None when a reply must come first."""
+        wait_s = max(self.hold_until - now, self.breaker.wait_s(now))
+        if wait_s > 0:
+            return wait_s
+        if self.in_flight >= self.width and not self._resisted and self._width < self.ceiling:
+            return max(0.01, 1.0 / max(self._ramp_per_s, 1e-3)) if self._ramp_per_s else None
+        return None
+
+    def sent(self, now: float) -> None:
+        self.in_flight += 1
+        self.breaker.sent(now)
+
+    def ended(self) -> None:
+        self.in_flight -= 1
+
+    def succeeded(self, now: float, dice: float, ttft_s: float | None = None) -> None:
+        self._streak = 0
+        self.breaker.record(True, now, dice)
+        if ttft_s is not None and self._slow(ttft_s):
+            self._cut(now, CUT_SLOW, now - ttft_s)
+        elif self._resisted and self.in_flight >= self._width * 0.5:
+            step = max(1.0, self.ceiling * 0.02)  # per round of `width` replies
+            self._width = min(float(self.ceiling), self._width + step / self._width)
+
+    def throttled(
+        self, now: float, sent_at: float, retry_after_s: float | None, dice: float
+    ) -> None:
+        """429 or 503. Everyone waits: as long as the reply says (and up to a tenth more, so that
+        not all come back in one instant), else back-off. Only the first of a round cuts the width
+        and lengthens the back-off."""
+        self.throttles += 1
+        self.breaker.forget_probe()
+        if retry_after_s is not None:
+            wait_s = retry_after_s * (1.0 + 0.1 * dice)
+        else:
+            wait_s = backoff_s(self._streak, dice)
+        self.hold_until = max(self.hold_until, now + wait_s)
+        if self._cut(now, CUT_THROTTLED, sent_at):
+            self._streak += 1
+
+    def payment_required(self, now: float, sent_at: float, dice: float) -> None:
+        """402: the balance does not cover what is open. Halve the window; money comes back as
+        replies end."""
+        self.breaker.forget_probe()
+        self.hold_until = max(self.hold_until, now + backoff_s(self._streak, dice))
+        if self._cut(now, CUT_PAYMENT, sent_at):
+            self._streak += 1
+
+    def failed(self, now: float, dice: float) -> None:
+        self.breaker.record(False, now, dice)
+
+    def unknown(self) -> None:
+        """An attempt ended without saying anything about the provider (cancelled, our own
+        descriptor limit)."""
+        self.breaker.forget_probe()
+
+    def queue_seen(self, now: float, waiting: int) -> None:
+        """The server's own queue: more than a quarter of the width waiting there means that we send
+        too much."""
+        if waiting > max(4, self._width / 4):
+            self._cut(now, CUT_SLOW, now)
+
+    def halve_ceiling(self) -> None:
+        """Our own descriptors ran out (EMFILE): the configured ceiling was too high for this
+        process."""
+        self.ceiling = max(1, min(self.ceiling, max(1, self.in_flight)) // 2)
+        self._width = min(self._width, float(self.ceiling))
+
+    def _ramp(self, now: float) -> None:
+        if self._ramp_at is None:
+            self._ramp_at = now
+        if not self._resisted and self._width < self.ceiling:
+            grown = self._width + self._ramp_per_s * (now - self._ramp_at)
+            self._width = min(float(self.ceiling), grown)
+        self._ramp_at = now
+
+    def _cut(self, now: float, factor: float, sent_at: float) -> bool:
+        self._resisted = True
+        if sent_at <= self._cut_at:
+            return False
+        self._cut_at = now
+        self._width = max(1.0, min(self._width, float(max(1, self.in_flight))) * factor)
+        return True
+
+    def _slow(self, ttft_s: float) -> bool:
+        """Time to first token far above the best the provider has shown: requests queue behind our
+        own."""
+        fast = self._ttft_fast
+        self._ttft_fast = ttft_s if fast is None else fast + 0.1 * (ttft_s - fast)
+        base = self._ttft_base
+        # The base falls at once and rises by 0.1 % a reply, so that one lucky reply does not rule
+        # for ever.
+        self._ttft_base = ttft_s if base is None else min(base * 1.001, self._ttft_fast)
+        return self._ttft_fast > SLOW_FACTOR * self._ttft_base + SLOW_SLACK_S

@@ -1,0 +1,128 @@
+"""What all OpenAI-shaped backends share: messages as sent, and a collected Flight -> Reply.
+
+Knows the chat completions shape and nothing of any one provider's prices or routing.
+"""
+
+import math
+import time
+from typing import Any
+
+from core.providers import base
+from core.providers.classify import classify_transport, parse_json
+from core.providers.price import Price, cost_of
+from core.schema import Message, Prompt, Usage
+
+ROLES_WITH_CONTENT = ("system", "user", "assistant", "tool", "developer")
+
+
+def outgoing_messages(messages: list[Message], reasoning_field: str) -> list[Message]:
+    """Messages in the OpenAI shape; an assistant turn's thinking goes under the name that the
+    backend reads."""
+    out = []
+    for message in messages:
+        sent = {
+            k: v
+            for k, v in message.items()
+            if k in ("role", "content", "name", "tool_call_id", "tool_calls") and v is not None
+        }
+        sent.setdefault("content", "" if message["role"] != "assistant" else None)
+        thinking = message.get("reasoning_content") or message.get("reasoning")
+        if thinking and message["role"] == "assistant":
+            sent[reasoning_field] = thinking
+        out.append(sent)
+    return out
+
+
+def asked(prompt: Prompt) -> dict[str, Any]:
+    """The `tools` field of an arm that declares them; the text arm carries them in its messages
+    already."""
+    if prompt.tools and prompt.arm != "text":
+        return {"tools": prompt.tools}
+    return {}
+
+
+def count(value: Any) -> int | None:
+    """A token count as a provider wrote it; None unless it is a whole non-negative number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if math.isfinite(value) and value >= 0 and value == int(value) else None
+
+
+def usage_of(body: dict[str, Any], price: Price) -> Usage:
+    """Native token counts and cost. Zeros both ways mean that nothing was filled in (case C27)."""
+    said = body.get("usage")
+    said = said if isinstance(said, dict) else {}
+    prompt_tokens, completion_tokens = (
+        count(said.get("prompt_tokens")),
+        count(said.get("completion_tokens")),
+    )
+    cost, cap = cost_of(said or None, price.free)
+    if not prompt_tokens and not completion_tokens:
+        return Usage(cost_usd=cost if price.free or cost else None, cap_usd=cap)
+    if cost is None and not price.free and "cost" not in said and price.from_list:
+        cost = cap = price.bill_usd(prompt_tokens or 0, completion_tokens or 0)
+    detail, cached = said.get("completion_tokens_details"), said.get("prompt_tokens_details")
+    detail = detail if isinstance(detail, dict) else {}
+    cached = cached if isinstance(cached, dict) else {}
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        reasoning_tokens=count(detail.get("reasoning_tokens"))
+        if isinstance(detail, dict)
+        else None,
+        cached_tokens=count(cached.get("cached_tokens")),
+        cost_usd=cost,
+        cap_usd=cap,
+    )
+
+
+def body_of(flight: base.Flight) -> dict[str, Any]:
+    """The fields that the bill needs, from a whole body or from what the stream's ends said."""
+    if flight.kind == "sse":
+        return flight.body
+    try:
+        body = parse_json(flight.raw().strip())
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def reply_of(
+    flight: base.Flight, sent: dict[str, Any], price: Price, failure: base.Failure | None
+) -> base.Reply:
+    """Everything that is known at the attempt's end. A transport failure that was already found
+    wins."""
+    raw = flight.raw()
+    body = body_of(flight)
+    if failure is None and flight.status is not None and flight.kind != "sse":
+        failure = classify_transport(flight.status, flight.headers, raw, time.time())
+    generation_id = body.get("id")
+    if flight.kind != "sse" and isinstance(generation_id, str):
+        flight.known(generation_id)
+    elif flight.generation_id is None and raw:
+        flight.known(generation_id_in(raw))
+    provider, model = body.get("provider"), body.get("model")
+    return base.Reply(
+        request=sent,
+        status=flight.status,
+        headers=flight.headers,
+        kind=flight.kind if raw else "none",
+        raw=raw.decode("utf-8", "surrogateescape") if raw else None,
+        provider=provider if isinstance(provider, str) else flight.provider,
+        model=model if isinstance(model, str) else None,
+        generation_id=flight.generation_id,
+        usage=usage_of(body, price),
+        failure=failure,
+    )
+
+
+def generation_id_in(raw: bytes) -> str | None:
+    """The id at the start of a body that was cut off (case C34)."""
+    at = raw.find(b'"id"', 0, 400)
+    if at < 0:
+        return None
+    parts = raw[at + 4 : at + 200].split(b'"', 2)
+    if len(parts) < 3 or parts[0].strip() != b":":
+        return None
+    text = parts[1].decode("ascii", "replace")
+    return text if text.replace("-", "").replace("_", "").isalnum() else None

@@ -1,0 +1,179 @@
+"""Status, headers and body -> Failure or None. The one place where a reply's transport is judged.
+
+Promises: an error in the body wins over a 200 (case C28); a cut body, an HTML page and an empty
+choices list are told apart (C34, C30); messages never hold a secret or more than a few hundred
+characters of foreign text. Pure."""
+
+import email.utils
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from core.providers import base
+
+MESSAGE_CHARS = 300
+MAX_RETRY_AFTER_S = 3_600.0
+KEPT_HEADERS = frozenset(
+    {"retry-after", "content-type", "x-generation-id", "x-request-id", "cf-ray", "date"}
+)
+
+
+def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The few headers worth a line on disk; never cookies, never anything of ours."""
+    low = ((name.lower(), value) for name, value in headers.items())
+    return {n: v[:200] for n, v in low if n in KEPT_HEADERS or n.startswith("x-ratelimit-")}
+
+
+def parse_json(raw: bytes | str) -> Any:
+    """Any JSON value; raises ValueError. Lone surrogate escapes, which msgspec refuses, are kept
+    (case C52)."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        if isinstance(raw, bytes):
+            raw = raw.decode("utf-8", "surrogateescape")
+        return json.loads(raw)
+
+
+def retry_after_s(
+    headers: Mapping[str, str], body: Mapping[str, Any], wall_now: float
+) -> float | None:
+    """Seconds from now: the header in its two forms (RFC 9110, 10.2.3), the body's
+    `availability.retry_after`, or the platform's reset time in milliseconds."""
+    low = {name.lower(): value for name, value in headers.items()}
+    text = low.get("retry-after", "").strip()
+    value: Any = None
+    if text:
+        try:
+            value = float(text)
+        except ValueError:
+            try:
+                value = email.utils.parsedate_to_datetime(text).timestamp() - wall_now
+            except (TypeError, ValueError):
+                value = None
+    if value is None:
+        error = body.get("error")
+        availability = error.get("availability") if isinstance(error, dict) else None
+        value = availability.get("retry_after") if isinstance(availability, dict) else None
+    if value is None and (reset := low.get("x-ratelimit-reset", "")).isdigit():
+        value = int(reset) / 1000 - wall_now
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return min(max(0.0, float(value)), MAX_RETRY_AFTER_S)
+
+
+def error_message(body: Any, fallback: str) -> str:
+    """The other side's own words, provider and raw text included, cut to one short line."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if isinstance(error, str):
+        parts: list[Any] = [error]
+    elif isinstance(error, dict):
+        meta = error.get("metadata")
+        meta = meta if isinstance(meta, dict) else {}
+        parts = [error.get("message"), meta.get("provider_name"), meta.get("raw")]
+    elif isinstance(body, dict):
+        parts = [body.get("message"), body.get("detail")]
+    else:
+        parts = []
+    text = ": ".join(p if isinstance(p, str) else str(p) for p in parts if p) or fallback
+    return " ".join(text.split())[:MESSAGE_CHARS]
+
+
+def classify_error(
+    code: int, headers: Mapping[str, str], body: Any, wall_now: float
+) -> base.Failure:
+    """The failure of an error code, from a status line or from inside a body."""
+    fields = body if isinstance(body, dict) else {}
+    message = error_message(fields, f"HTTP {code}")
+    wait_s = retry_after_s(headers, fields, wall_now)
+    if code == 429:
+        limited = base.RateLimited(message, retry_after_s=wait_s)
+        limited.platform = _is_platform(fields)
+        return limited
+    if code in (503, 529):
+        return base.Unavailable(message, retry_after_s=wait_s)
+    if code == 402:
+        return base.PaymentRequired(message, retry_after_s=wait_s)
+    if code == 401:
+        return base.KeyRefused(message)
+    if code == 403:
+        return base.Moderated(message) if _is_moderation(fields) else base.KeyRefused(message)
+    if code == 404:
+        return base.NotServed(message)
+    if code in (408, 504, 524):
+        return base.GatewayTimeout(message)
+    if 400 <= code < 500:
+        return base.BadRequest(message)
+    return base.ServerError(message)
+
+
+def _metadata(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    error = body.get("error")
+    meta = error.get("metadata") if isinstance(error, dict) else None
+    return meta if isinstance(meta, dict) else {}
+
+
+def _is_platform(body: Mapping[str, Any]) -> bool:
+    """OpenRouter's own limit names no provider; `limit_source` says it outright where it is
+    sent."""
+    meta = _metadata(body)
+    source = meta.get("limit_source")
+    if isinstance(source, str):
+        return source in ("platform", "openrouter", "account", "key")
+    return bool(body.get("error")) and not meta.get("provider_name")
+
+
+def _is_moderation(body: Mapping[str, Any]) -> bool:
+    meta = _metadata(body)
+    return bool(meta.get("reasons") or meta.get("flagged_input"))
+
+
+def error_in_body(
+    body: Mapping[str, Any], headers: Mapping[str, str], wall_now: float, streamed: bool = False
+) -> base.Failure | None:
+    """An `error` beside or inside the choices of a 200. `streamed`: tokens had already arrived."""
+    error = body.get("error")
+    if not error:
+        for choice in body.get("choices") or ():
+            if not isinstance(choice, dict):
+                continue
+            error = choice.get("error")
+            if error or choice.get("finish_reason") == "error":
+                error = error or {"message": "finish_reason is error"}
+                body = {**body, "error": error}
+                streamed = True  # the provider had begun to answer
+                break
+    if not error:
+        return None
+    code = error.get("code") if isinstance(error, dict) else None
+    if isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600:
+        failure = classify_error(code, headers, body, wall_now)
+        if not (streamed and isinstance(failure, base.Broken)):
+            return failure
+    return base.UpstreamError(error_message(body, "error in the reply"))
+
+
+def classify_transport(
+    status: int, headers: Mapping[str, str], body: bytes | str, wall_now: float = 0.0
+) -> base.Failure | None:
+    """A whole, non-streamed reply. None: its transport is sound and its content may be judged."""
+    text = body.strip()
+    try:
+        parsed = parse_json(text) if text else None
+    except ValueError:
+        parsed = None
+    if status >= 400:
+        return classify_error(status, headers, parsed, wall_now)
+    if not isinstance(parsed, dict):
+        opening = text[:1]
+        if not text or (parsed is None and opening in ("{", b"{")):
+            return base.BodyTruncated(f"{len(body)} bytes and no end of the JSON")
+        return base.BodyNotJson("the body is not a JSON object")
+    if failure := error_in_body(parsed, headers, wall_now):
+        return failure
+    if "choices" in parsed and not parsed["choices"]:
+        return base.EmptyChoices("the reply has no choices")
+    return None

@@ -1,0 +1,246 @@
+"""One aiohttp session per backend, and one exchange over it: bytes into a Flight, every accident a
+Failure.
+
+Promises: the connector never queues (its limit is off, the dispatch gate is the only one), so a
+wait for a slot is never a timeout (case C43); no library retry below ours; running out of
+descriptors is our own fault and said so (case C41). Knows bytes and sockets, nothing of models."""
+
+import asyncio
+import contextlib
+import errno
+import resource
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from core.errors import ProviderError
+from core.providers import base
+from core.providers.classify import error_in_body, kept_headers, parse_json
+from core.providers.sse import DONE, SseParser
+
+FDS_KEPT_BACK = 64
+DNS_CACHE_S = 300
+KEEPALIVE_S = 75.0
+TAIL_EVENTS = 8
+CONTROL_TIMEOUT = aiohttp.ClientTimeout(total=20.0)
+
+
+def raise_fd_limit() -> int:
+    """Lift the soft limit to the hard one. Returns how many requests may be open: soft - 64 (case
+    C41)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft == resource.RLIM_INFINITY:
+        return 1 << 20
+    return max(1, soft - FDS_KEPT_BACK)
+
+
+async def _headers_sent(session: Any, context: SimpleNamespace, params: Any) -> None:
+    flight = context.trace_request_ctx
+    if flight is not None:
+        flight.left(asyncio.get_running_loop().time())
+
+
+def _transport_failure(error: BaseException, flight: base.Flight) -> base.Failure:
+    """An exception of aiohttp or the system -> the class that says how far the request came."""
+    text = f"{type(error).__name__}: {error}"[:200]
+    number = getattr(error, "errno", None) or getattr(
+        getattr(error, "os_error", None), "errno", None
+    )
+    if number in (errno.EMFILE, errno.ENFILE):
+        return base.LocalEmfile(f"{text}; raise `ulimit -n`")
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        return base.ConnectFailed(text)
+    if flight.status is None:
+        if flight.left_at is None and not isinstance(error, aiohttp.ServerDisconnectedError):
+            return base.ConnectFailed(text)
+        return base.ConnectionLost(text)
+    if flight.kind == "sse":
+        return base.StreamIncomplete(text)
+    if not any(flight.chunks):
+        return base.ConnectionCut(text)
+    return base.BodyTruncated(text)
+
+
+class HttpClient:
+    """Session, base URL and headers of one backend. Created inside a running loop, closed with
+    it."""
+
+    def __init__(self, base_url: str, headers: dict[str, str], connect_timeout_s: float) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.secrets = [
+            v.removeprefix("Bearer ") for n, v in headers.items() if n.lower() == "authorization"
+        ]
+        trace = aiohttp.TraceConfig()
+        trace.on_request_headers_sent.append(_headers_sent)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                limit_per_host=0,
+                ttl_dns_cache=DNS_CACHE_S,
+                keepalive_timeout=KEEPALIVE_S,
+            ),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
+            headers={"Content-Type": "application/json", **headers},
+            trace_configs=[trace],
+            auto_decompress=True,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=1 << 18,
+        )
+
+    def scrub(self, text: str) -> str:
+        for secret in self.secrets:
+            if len(secret) >= 8 and secret in text:
+                text = text.replace(secret, "[secret]")
+        return text
+
+    async def exchange(self, path: str, body: bytes, flight: base.Flight) -> None:
+        """POST, and collect the reply into `flight`. Raises a Failure for what the transport
+        did."""
+        try:
+            async with self._session.post(
+                self.base_url + path, data=body, trace_request_ctx=flight, allow_redirects=False
+            ) as reply:
+                now = asyncio.get_running_loop().time()
+                flight.left(now)
+                flight.status = reply.status
+                flight.headers = kept_headers(reply.headers)
+                streamed = "text/event-stream" in reply.headers.get("Content-Type", "")
+                flight.kind = "sse" if streamed and reply.status < 400 else "json"
+                flight.known(reply.headers.get("X-Generation-Id"))
+                await self._collect(reply, flight)
+        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
+            failure = _transport_failure(error, flight)
+            raise type(failure)(self.scrub(str(failure))) from error
+
+    async def _collect(self, reply: aiohttp.ClientResponse, flight: base.Flight) -> None:
+        if flight.kind == "sse":
+            await collect_events(reply.content.iter_any(), flight)
+            return
+        clock = asyncio.get_running_loop().time
+        async for chunk in reply.content.iter_any():
+            flight.chunks.append(chunk)
+            flight.last_at = clock()
+
+    async def get(self, path: str, **params: str) -> tuple[int, Any]:
+        """(status, JSON or None). Raises ProviderError when nothing answers."""
+        return await self._control("GET", path, None, params)
+
+    async def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return await self._control("POST", path, body, {})
+
+    async def text(self, path: str) -> tuple[int, str]:
+        status, raw = await self._raw("GET", path, None, {})
+        return status, raw.decode("utf-8", "replace")
+
+    async def _control(
+        self, method: str, path: str, body: dict[str, Any] | None, params: dict[str, str]
+    ) -> tuple[int, Any]:
+        status, raw = await self._raw(method, path, body, params)
+        try:
+            return status, parse_json(raw)
+        except ValueError:
+            return status, None
+
+    async def _raw(
+        self, method: str, path: str, body: dict[str, Any] | None, params: dict[str, str]
+    ) -> tuple[int, bytes]:
+        try:
+            async with self._session.request(
+                method,
+                self.base_url + path,
+                params=params or None,
+                data=None if body is None else msgspec.json.encode(body),
+                timeout=CONTROL_TIMEOUT,
+                trace_request_ctx=None,
+            ) as reply:
+                return reply.status, await reply.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            text = self.scrub(f"{type(error).__name__}: {error}")
+            raise ProviderError(
+                f"{self.base_url}{path}: no answer ({text}); is the server up and the URL right?",
+                "unreachable",
+            ) from error
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+async def collect_events(chunks: AsyncIterator[bytes], flight: base.Flight) -> None:
+    """Read a stream to its end. Only the first event and the last few are decoded; the others are
+    counted.
+
+    Fills `flight.body` with the fields that the bill and the class need: id, provider, model,
+    usage, finish_reason. Raises UpstreamError and its kin for an error event, StreamIncomplete when
+    no event says that the answer ended."""
+    parser = SseParser()
+    clock = asyncio.get_running_loop().time
+    last: deque[bytes] = deque(maxlen=TAIL_EVENTS)
+    done = False
+    async for chunk in chunks:
+        flight.chunks.append(chunk)
+        payloads = parser.feed(chunk)
+        flight.comments = parser.comments
+        if not payloads:
+            continue
+        flight.last_at = clock()
+        if flight.first_at is None:
+            flight.first_at = flight.last_at
+            _open_stream(payloads[0], flight)
+        flight.events += len(payloads)
+        last.extend(payloads)
+        done = done or payloads[-1] == DONE
+        for payload in payloads:
+            if b'"error"' in payload:
+                _note_error(payload, flight)
+    for payload in last:
+        if b'"finish_reason":null' not in payload or b'"usage"' in payload:
+            _note(payload, flight)
+    if failed := flight.body.get("error"):
+        raise error_in_body(failed, flight.headers, time.time(), streamed=flight.events > 1) or (
+            base.UpstreamError("error event")
+        )
+    if not done and "finish_reason" not in flight.body:
+        raise base.StreamIncomplete(f"{flight.events} events, no finish reason, no end")
+
+
+def _open_stream(payload: bytes, flight: base.Flight) -> None:
+    with contextlib.suppress(ValueError):
+        event = parse_json(payload)
+        if isinstance(event, dict):
+            for key in ("id", "provider", "model"):
+                if isinstance(event.get(key), str):
+                    flight.body[key] = event[key]
+            flight.provider = flight.body.get("provider", flight.provider)
+            flight.known(flight.body.get("id"))
+
+
+def _note(payload: bytes, flight: base.Flight) -> None:
+    """Keep what an event of the stream's end says. An event that is not JSON is judged with the
+    content."""
+    if payload == DONE:
+        return
+    with contextlib.suppress(ValueError):
+        event = parse_json(payload)
+        if not isinstance(event, dict):
+            return
+        if isinstance(event.get("usage"), dict):
+            flight.body["usage"] = event["usage"]
+        for choice in event.get("choices") or ():
+            if isinstance(choice, dict) and choice.get("finish_reason"):
+                flight.body["finish_reason"] = choice["finish_reason"]
+
+
+def _note_error(payload: bytes, flight: base.Flight) -> None:
+    with contextlib.suppress(ValueError):
+        event = parse_json(payload)
+        if isinstance(event, dict) and event.get("error"):
+            flight.body["error"] = event

@@ -1,0 +1,153 @@
+"""vLLM and any other OpenAI-compatible server: chat completions, with token ids where the server
+returns them.
+
+Promises: whether it does is probed with one tiny request, never assumed (only on servers that bill
+nothing). `skip_special_tokens: false` goes with `spaces_between_special_tokens: false`, because
+vLLM's detokenizer inserts spaces unless both are sent (vLLM #33457). Prices come from the config:
+such servers never say a cost."""
+
+from typing import Any
+
+import msgspec
+
+from core.config import Config
+from core.errors import ConfigError, ProviderError
+from core.providers import base
+from core.providers.chat import asked, outgoing_messages, reply_of
+from core.providers.classify import error_message
+from core.providers.http import HttpClient
+from core.providers.price import Price
+from core.providers.sglang import load_of, server_headers
+from core.schema import Sampling
+
+EXACT = {
+    "return_token_ids": True,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+}
+
+
+class OpenAICompatible:
+    """The `vllm` and `openai` backends."""
+
+    def __init__(self, config: Config, name: str) -> None:
+        options = config.generate.openai
+        if not options.base_url or not options.model:
+            raise ConfigError("openai.base_url and openai.model are needed for this backend")
+        self.name = name
+        self._model = options.model
+        self._price = Price(
+            prompt=options.price_prompt / 1e6,
+            completion=options.price_completion / 1e6,
+            from_list=True,
+        )
+        self.lanes: list[base.LaneSpec] = []
+        self._exact: dict[str, Any] = {}
+        headers = server_headers(options.api_key_env)
+        self._http = HttpClient(options.base_url, headers, config.generate.connect_timeout_s)
+        self._lane = options.base_url.split("://", 1)[-1].rstrip("/")
+        self._metrics = True
+
+    async def preflight(self, sampling: Sampling) -> list[str]:
+        status, body = await self._http.get("/models")
+        if status in (401, 403):
+            raise ProviderError(f"{self.name}: the key is refused (HTTP {status})", "key_refused")
+        rows = body.get("data") if isinstance(body, dict) else None
+        models = [m for m in rows or [] if isinstance(m, dict)]
+        found = next((m for m in models if m.get("id") == self._model), None)
+        if status != 200 or (models and found is None):
+            known = ", ".join(str(m.get("id")) for m in models[:5])
+            raise ProviderError(
+                f"{self.name}: {self._lane} does not serve {self._model!r}"
+                f"{f'; it has {known}' if known else f' (HTTP {status})'}",
+                "unknown_model",
+            )
+        longest = found.get("max_model_len") if found else None
+        if isinstance(longest, int) and longest < sampling.max_tokens:
+            raise ProviderError(
+                f"{self.name}: max_tokens {sampling.max_tokens} is above the server's {longest}; "
+                "lower generate.max_tokens",
+                "max_tokens",
+            )
+        note = await self._probe() if self._price.free else "billed: token ids not probed"
+        self.lanes = [
+            base.LaneSpec(
+                name=self._lane, price=self._price, cancel_stops_bill=self._price.free, note=note
+            )
+        ]
+        return [f"{self.name}: {self._lane} {note}"]
+
+    async def _probe(self) -> str:
+        """One token, to see whether the server knows the fields that make ids exact."""
+        asked_for = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": "1"}],
+            "max_tokens": 1,
+            **EXACT,
+        }
+        status, body = await self._http.post("/chat/completions", asked_for)
+        if status == 200 and isinstance(body, dict):
+            choices = body.get("choices") or [{}]
+            self._exact = dict(EXACT)
+            if isinstance(choices[0], dict) and choices[0].get("token_ids"):
+                return "returns token ids"
+            return "returns no token ids: samples can only be consistent"
+        if status in (400, 422):
+            return f"refuses token-id fields ({error_message(body, f'HTTP {status}')})"
+        raise ProviderError(
+            f"{self.name}: the probe request failed: {error_message(body, f'HTTP {status}')}",
+            "probe_failed",
+        )
+
+    def body(self, request: base.CompletionRequest) -> dict[str, Any]:
+        prompt, sampling = request.prompt, request.sampling
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": outgoing_messages(prompt.messages, "reasoning_content"),
+            **asked(prompt),
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "stream": False,
+            **self._exact,
+        }
+        if self._exact:
+            body["chat_template_kwargs"] = {"thinking": prompt.thinking}
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        return body
+
+    async def complete(self, request: base.CompletionRequest, flight: base.Flight) -> base.Reply:
+        sent = self.body(request)
+        failure: base.Failure | None = None
+        try:
+            await self._http.exchange("/chat/completions", msgspec.json.encode(sent), flight)
+        except base.Failure as error:
+            failure = error
+        return self._reply(flight, sent, failure)
+
+    def partial(self, request: base.CompletionRequest, flight: base.Flight) -> base.Reply:
+        return self._reply(flight, self.body(request), flight.failure)
+
+    def _reply(
+        self, flight: base.Flight, sent: dict[str, Any], failure: base.Failure | None
+    ) -> base.Reply:
+        reply = reply_of(flight, sent, self._price, failure)
+        return msgspec.structs.replace(reply, provider=self._lane)
+
+    async def lookup(self, generation_id: str) -> base.LookedUp | None:
+        return base.LookedUp(cost_usd=0.0, cap_usd=0.0) if self._price.free else None
+
+    async def abort(self, request: base.CompletionRequest) -> None:
+        """Closing the connection is the abort."""
+
+    async def load(self, lane: str) -> base.Load | None:
+        if not self._metrics:
+            return None
+        status, text = await self._http.text("/../metrics")
+        found = load_of(text) if status == 200 else None
+        self._metrics = found is not None
+        return found
+
+    async def close(self) -> None:
+        await self._http.close()

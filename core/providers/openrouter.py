@@ -1,0 +1,198 @@
+"""OpenRouter: one pinned provider a request, billed cost, look-up of bills that no reply showed.
+
+Promises: `preflight` chooses the providers by the config's own filters and prices and refuses, in
+one line, before the first paid request; a request names exactly one provider, so that limits,
+verdicts and semantics are that provider's (Auto Exacto re-orders providers whenever `tools` is
+sent). Facts: openrouter.ai/docs, read 2026-11."""
+
+import os
+from typing import Any
+
+import msgspec
+
+from core.config import Config
+from core.errors import ConfigError, ProviderError
+from core.providers import base
+from core.providers.chat import asked, count, outgoing_messages, reply_of
+from core.providers.endpoints import choose_endpoints
+from core.providers.http import HttpClient
+from core.providers.price import money
+from core.schema import Sampling
+
+EMBEDDED_KEY = "embedded"
+
+
+def _key(config: Config) -> str:
+    name = config.generate.openrouter.api_key_env
+    if value := os.environ.get(name, "").strip():
+        return value
+    if config.target.kind == "embedded":
+        return EMBEDDED_KEY
+    raise ConfigError(f"{name} is not set; export it, or name another in openrouter.api_key_env")
+
+
+class OpenRouter:
+    """The `openrouter` backend."""
+
+    name = "openrouter"
+
+    def __init__(self, config: Config) -> None:
+        generate = config.generate
+        self._options = generate.openrouter
+        self._seed = config.run.seed
+        self._session = config.run.name or f"eyas-{config.run.seed}"
+        self.lanes: list[base.LaneSpec] = []
+        self._specs: dict[str, base.LaneSpec] = {}
+        self._supported: dict[str, frozenset[str]] = {}
+        headers = {
+            "Authorization": f"Bearer {_key(config)}",
+            "X-OpenRouter-Metadata": "enabled",
+            "X-Title": "eyas",
+        }
+        self._http = HttpClient(self._options.base_url, headers, generate.connect_timeout_s)
+
+    async def preflight(self, sampling: Sampling) -> list[str]:
+        lines = [*await self._check_key(), *await self._check_credits()]
+        model = self._options.model
+        status, body = await self._http.get(f"/models/{model}/endpoints")
+        if status == 404:
+            raise ProviderError(
+                f"openrouter: no model {model!r}; check openrouter.model", "unknown_model"
+            )
+        data = body.get("data") if isinstance(body, dict) else None
+        endpoints = data.get("endpoints") if isinstance(data, dict) else None
+        if status != 200 or not isinstance(endpoints, list):
+            raise ProviderError(
+                f"openrouter: endpoints of {model} answered HTTP {status}; retry later"
+            )
+        chosen = choose_endpoints(endpoints, self._options, sampling)
+        self.lanes = [c.spec for c in chosen]
+        self._specs = {c.spec.name: c.spec for c in chosen}
+        self._supported = {c.spec.name: c.supported for c in chosen}
+        for spec in self.lanes:
+            price, note = spec.price, f" ({spec.note})" if spec.note else ""
+            lines.append(
+                f"openrouter: {spec.name} at ${price.prompt * 1e6:.3f} in, "
+                f"${price.completion * 1e6:.3f} out per million tokens{note}"
+            )
+        return lines
+
+    async def _check_key(self) -> list[str]:
+        status, body = await self._http.get("/key")
+        if status in (401, 403):
+            raise ProviderError(
+                f"openrouter: the key in {self._options.api_key_env} is refused (HTTP {status}); "
+                "set a valid one",
+                "key_refused",
+            )
+        data = body.get("data") if isinstance(body, dict) else None
+        left = money(data.get("limit_remaining")) if isinstance(data, dict) else None
+        return [] if left is None else [f"openrouter: ${left:.2f} left on this key"]
+
+    async def _check_credits(self) -> list[str]:
+        """Only a management key may read credits; any other answer is no news."""
+        status, body = await self._http.get("/credits")
+        data = body.get("data") if isinstance(body, dict) and status == 200 else None
+        if not isinstance(data, dict):
+            return []
+        total, used = money(data.get("total_credits")), money(data.get("total_usage"))
+        if total is None or used is None:
+            return []
+        if total - used <= 0:
+            raise ProviderError("openrouter: no credits left; add some", "payment_required")
+        return [f"openrouter: ${total - used:.2f} of credits left"]
+
+    def body(self, request: base.CompletionRequest) -> dict[str, Any]:
+        """The request as it is sent and recorded. Nothing in it is secret."""
+        prompt, sampling, options = request.prompt, request.sampling, self._options
+        supported = self._supported.get(request.provider or "", frozenset())
+        body: dict[str, Any] = {
+            "model": options.model,
+            "messages": outgoing_messages(prompt.messages, "reasoning"),
+            **asked(prompt),
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "stream": options.stream,
+            "reasoning": {"enabled": prompt.thinking},
+            "provider": self._routing(request.provider),
+            "session_id": f"{self._session}-{request.session}"[:256],
+        }
+        if sampling.seed is not None and (not supported or "seed" in supported):
+            body["seed"] = sampling.seed
+        return body
+
+    def _routing(self, provider: str | None) -> dict[str, Any]:
+        options = self._options
+        routing: dict[str, Any] = {
+            "allow_fallbacks": options.allow_fallbacks and provider is None,
+            "require_parameters": options.require_parameters,
+            "data_collection": options.data_collection,
+        }
+        if provider is not None:
+            routing["only"] = [provider]
+        else:
+            for name in ("order", "only", "ignore"):
+                if chosen := getattr(options, name):
+                    routing[name] = list(chosen)
+            if options.sort:
+                routing["sort"] = options.sort
+        if options.quantizations:
+            routing["quantizations"] = list(options.quantizations)
+        if options.zdr:
+            routing["zdr"] = True
+        if options.enforce_distillable_text:
+            routing["enforce_distillable_text"] = True
+        limits = {"prompt": options.max_price_prompt, "completion": options.max_price_completion}
+        if limits := {k: v for k, v in limits.items() if v > 0}:
+            routing["max_price"] = limits
+        return routing
+
+    async def complete(self, request: base.CompletionRequest, flight: base.Flight) -> base.Reply:
+        sent = self.body(request)
+        failure: base.Failure | None = None
+        try:
+            await self._http.exchange("/chat/completions", msgspec.json.encode(sent), flight)
+        except base.Failure as error:
+            failure = error
+        return self._reply(request, flight, sent, failure)
+
+    def partial(self, request: base.CompletionRequest, flight: base.Flight) -> base.Reply:
+        return self._reply(request, flight, self.body(request), flight.failure)
+
+    def _reply(
+        self,
+        request: base.CompletionRequest,
+        flight: base.Flight,
+        sent: dict[str, Any],
+        failure: base.Failure | None,
+    ) -> base.Reply:
+        spec = self._specs.get(request.provider or "", base.LaneSpec(name=""))
+        return reply_of(flight, sent, spec.price, failure)
+
+    async def lookup(self, generation_id: str) -> base.LookedUp | None:
+        status, body = await self._http.get("/generation", id=generation_id)
+        data = body.get("data") if isinstance(body, dict) and status == 200 else None
+        if not isinstance(data, dict):
+            return None
+        cost = money(data.get("total_cost"))
+        if cost is None:
+            return None
+        upstream = money(data.get("upstream_inference_cost")) if data.get("is_byok") else None
+        provider = data.get("provider_name")
+        return base.LookedUp(
+            cost_usd=cost,
+            cap_usd=cost + (upstream or 0.0),
+            prompt_tokens=count(data.get("native_tokens_prompt")),
+            completion_tokens=count(data.get("native_tokens_completion")),
+            provider=provider if isinstance(provider, str) else None,
+        )
+
+    async def abort(self, request: base.CompletionRequest) -> None:
+        """Closing the stream is the abort."""
+
+    async def load(self, lane: str) -> base.Load | None:
+        return None
+
+    async def close(self) -> None:
+        await self._http.close()

@@ -1,0 +1,227 @@
+"""SGLang servers: `/generate` with our own prompt ids (exact by construction), or chat with
+`return_token_ids`.
+
+Promises: the ids that come back are the sampled ones; every server is checked against the config
+before the first request; a cancelled request is aborted on the server too. Local servers bill
+nothing. Facts: SGLang 0.5.x."""
+
+import asyncio
+import os
+import re
+from typing import Any
+
+import msgspec
+
+from core.config import Config
+from core.errors import ConfigError, ProviderError
+from core.providers import base
+from core.providers.chat import asked, body_of, count, outgoing_messages, reply_of
+from core.providers.classify import error_message
+from core.providers.http import HttpClient
+from core.providers.price import Price
+from core.schema import Sampling, Usage
+
+METRIC = re.compile(r"^(?:sglang|vllm):(\w+?)(?:\{[^}]*\})?\s+([0-9.eE+-]+)$", re.MULTILINE)
+RUNNING = ("num_running_reqs", "num_requests_running")
+WAITING = ("num_queue_reqs", "num_requests_waiting")
+
+
+def server_headers(api_key_env: str) -> dict[str, str]:
+    """Authorization from the named environment variable; none when no name is given."""
+    if not api_key_env:
+        return {}
+    value = os.environ.get(api_key_env, "").strip()
+    if not value:
+        raise ConfigError(f"{api_key_env} is not set; export it, or clear api_key_env")
+    return {"Authorization": f"Bearer {value}"}
+
+
+def load_of(metrics: str) -> base.Load | None:
+    """Running and waiting requests from a Prometheus page, summed over its label sets."""
+    sums: dict[str, float] = {}
+    for name, value in METRIC.findall(metrics):
+        if name in RUNNING or name in WAITING:
+            sums[name] = sums.get(name, 0.0) + float(value)
+    if not any(name in sums for name in WAITING):
+        return None
+    return base.Load(
+        running=int(sum(sums.get(n, 0.0) for n in RUNNING)),
+        waiting=int(sum(sums.get(n, 0.0) for n in WAITING)),
+    )
+
+
+class SGLang:
+    """The `sglang` backend. One lane per server; a router counts as one."""
+
+    name = "sglang"
+
+    def __init__(self, config: Config) -> None:
+        options = config.generate.sglang
+        if not options.urls:
+            raise ConfigError("sglang.urls is empty; name the server, e.g. http://127.0.0.1:30000")
+        self._endpoint = options.endpoint
+        headers = server_headers(options.api_key_env)
+        self._servers: dict[str, HttpClient] = {}
+        for url in options.urls:
+            name = url.split("://", 1)[-1].rstrip("/")
+            self._servers[name] = HttpClient(url, headers, config.generate.connect_timeout_s)
+        self.lanes: list[base.LaneSpec] = []
+        self._metrics = dict.fromkeys(self._servers, True)
+
+    async def preflight(self, sampling: Sampling) -> list[str]:
+        lines: list[str] = []
+        self.lanes = []
+        for name, server in self._servers.items():
+            status, info = await server.get("/server_info")
+            if status == 404:
+                status, info = await server.get("/get_server_info")
+            if status in (401, 403):
+                raise ProviderError(
+                    f"sglang: {name} refuses the key (HTTP {status})", "key_refused"
+                )
+            if status != 200 or not isinstance(info, dict):
+                raise ProviderError(
+                    f"sglang: {name}/server_info answered HTTP {status}; is this an SGLang server?",
+                    "not_sglang",
+                )
+            lines.append(f"sglang: {name} {self._check(name, info, sampling)}".rstrip())
+            self.lanes.append(base.LaneSpec(name=name, cancel_stops_bill=True))
+        return lines
+
+    def _check(self, name: str, info: dict[str, Any], sampling: Sampling) -> str:
+        """Flags that change ids or make requests impossible; the rest is shown."""
+        longest = count(info.get("context_length")) or count(info.get("max_req_input_len"))
+        if longest is not None and longest < sampling.max_tokens:
+            raise ProviderError(
+                f"sglang: {name} has a context of {longest}, max_tokens is {sampling.max_tokens}; "
+                "lower generate.max_tokens or restart the server",
+                "max_tokens",
+            )
+        if self._endpoint == "chat" and info.get("skip_tokenizer_init"):
+            raise ProviderError(
+                f"sglang: {name} runs with --skip-tokenizer-init, which cannot chat; "
+                'set sglang.endpoint = "generate"',
+                "server_flags",
+            )
+        shown = ("version", "model_path", "tool_call_parser", "reasoning_parser")
+        notes = [f"{k}={info[k]}" for k in shown if info.get(k)]
+        if info.get("speculative_algorithm"):
+            notes.append(f"speculation={info['speculative_algorithm']}")
+        if info.get("disable_radix_cache"):
+            notes.append("no prefix cache")
+        return " ".join(notes)[:200]
+
+    def body(self, request: base.CompletionRequest) -> dict[str, Any]:
+        sampling, prompt = request.sampling, request.prompt
+        if self._endpoint == "generate":
+            params: dict[str, Any] = {
+                "max_new_tokens": sampling.max_tokens,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "skip_special_tokens": False,
+                "spaces_between_special_tokens": False,
+                "no_stop_trim": True,
+            }
+            if sampling.seed is not None:
+                params["sampling_seed"] = sampling.seed
+            return {
+                "rid": request.request_id,
+                "input_ids": request.prompt_ids,
+                "sampling_params": params,
+                "stream": False,
+            }
+        body = {
+            "rid": request.request_id,
+            "model": "default",
+            "messages": outgoing_messages(prompt.messages, "reasoning_content"),
+            **asked(prompt),
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "stream": False,
+            "return_token_ids": True,
+            "return_prompt_token_ids": True,
+            "return_meta_info": True,
+            "chat_template_kwargs": {
+                "thinking": prompt.thinking,
+                "spaces_between_special_tokens": False,
+            },
+        }
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        return body
+
+    def _server(self, lane: str | None) -> HttpClient:
+        return self._servers[lane] if lane else next(iter(self._servers.values()))
+
+    async def complete(self, request: base.CompletionRequest, flight: base.Flight) -> base.Reply:
+        sent = self.body(request)
+        path = "/generate" if self._endpoint == "generate" else "/v1/chat/completions"
+        failure: base.Failure | None = None
+        try:
+            server = self._server(request.provider)
+            await server.exchange(path, msgspec.json.encode(sent), flight)
+        except base.Failure as error:
+            failure = error
+        return self._reply(request, flight, sent, failure)
+
+    def partial(self, request: base.CompletionRequest, flight: base.Flight) -> base.Reply:
+        return self._reply(request, flight, self.body(request), flight.failure)
+
+    def _reply(
+        self,
+        request: base.CompletionRequest,
+        flight: base.Flight,
+        sent: dict[str, Any],
+        failure: base.Failure | None,
+    ) -> base.Reply:
+        flight.provider = request.provider
+        reply = reply_of(flight, sent, Price(), failure)
+        if self._endpoint == "generate" and reply.failure is None:
+            reply = self._native(flight, reply)
+        return msgspec.structs.replace(reply, provider=request.provider)
+
+    def _native(self, flight: base.Flight, reply: base.Reply) -> base.Reply:
+        """`/generate` has its own shape: counts under `meta_info`, an abort as a finish reason."""
+        body = body_of(flight)
+        meta = body.get("meta_info")
+        meta = meta if isinstance(meta, dict) else {}
+        finish = meta.get("finish_reason")
+        failure: base.Failure | None = None
+        if isinstance(finish, dict) and finish.get("type") == "abort":
+            failure = base.UpstreamError(error_message(finish, "the server aborted the request"))
+        elif not isinstance(body.get("output_ids"), list):
+            failure = base.UpstreamError("no output_ids in the reply; is this /generate of SGLang?")
+        return msgspec.structs.replace(
+            reply,
+            failure=failure,
+            generation_id=str(meta["id"]) if meta.get("id") else reply.generation_id,
+            usage=Usage(
+                prompt_tokens=count(meta.get("prompt_tokens")),
+                completion_tokens=count(meta.get("completion_tokens")),
+                reasoning_tokens=count(meta.get("reasoning_tokens")),
+                cached_tokens=count(meta.get("cached_tokens")),
+                cost_usd=0.0,
+                cap_usd=0.0,
+            ),
+        )
+
+    async def lookup(self, generation_id: str) -> base.LookedUp | None:
+        return base.LookedUp(cost_usd=0.0, cap_usd=0.0)
+
+    async def abort(self, request: base.CompletionRequest) -> None:
+        await self._server(request.provider).post(
+            "/abort_request", {"rid": request.request_id, "abort_all": False}
+        )
+
+    async def load(self, lane: str) -> base.Load | None:
+        """The server's own queue from /metrics, while the server offers them."""
+        if not self._metrics.get(lane):
+            return None
+        status, text = await self._servers[lane].text("/metrics")
+        found = load_of(text) if status == 200 else None
+        self._metrics[lane] = found is not None
+        return found
+
+    async def close(self) -> None:
+        await asyncio.gather(*(s.close() for s in self._servers.values()))
