@@ -1,0 +1,85 @@
+"""The canary: a few rollouts per provider and dataset must pass before the rest may leave. Pure.
+
+Only the `size` first outcomes of a (provider, dataset) are judged here; after that the tripwires
+watch. A share fails when its Wilson interval lies above the tripwire's limit at one-sided 95 %,
+which is sooner than a wire trips: nothing much has been paid yet. A canary that can no longer pass
+fails before all of it has come in.
+"""
+
+from collections import defaultdict
+
+from core import config
+from core.audit.tripwires import SHARES, Observation, exceeds, plain
+from core.events import Canary
+
+EARLY = 1.6448536269514722
+"""z of a one-sided 5 %."""
+
+
+class Canaries:
+    """`open(dataset)` says whether requests beyond the canary may leave; `observe` returns a
+    verdict when it falls.
+
+    `size` 0: no canary, everything is open.
+    """
+
+    def __init__(self, limits: config.Tripwires, size: int) -> None:
+        self._limits = limits
+        self.size = size
+        self._seen: dict[tuple[str, str], int] = defaultdict(int)
+        self._bad: dict[tuple[str, str], dict[str, list[int]]] = defaultdict(
+            lambda: {name: [0, 0] for name in SHARES}
+        )
+        self.verdicts: dict[tuple[str, str], bool] = {}
+
+    def open(self, dataset: str) -> bool:
+        """True as soon as one provider has passed on this dataset."""
+        return self.size == 0 or any(ok for (_, d), ok in self.verdicts.items() if d == dataset)
+
+    def allowance(self, dataset: str, sent: int) -> int | None:
+        """How many more requests of the dataset may leave after `sent`; None: no limit."""
+        return None if self.open(dataset) else max(0, self.size - sent)
+
+    def observe(self, o: Observation) -> Canary | None:
+        """One outcome; the verdict once, when it is known."""
+        key = (o.provider, o.dataset)
+        if self.size == 0 or key in self.verdicts:
+            return None
+        self._seen[key] += 1
+        for name, wire in SHARES.items():
+            if (bad := getattr(o, wire.field)) is not None:
+                count = self._bad[key][name]
+                count[0] += bad
+                count[1] += 1
+        if failing := self._failing(key, max(self.size, self._seen[key])):
+            return self._settle(key, False, failing)
+        if self._seen[key] >= self.size:
+            return self._settle(key, True, f"{self._seen[key]} rollouts, nothing above its limit")
+        return None
+
+    def close(self, dataset: str) -> list[Canary]:
+        """The dataset has no more prompts: judge what came, however few."""
+        due = [key for key in self._seen if key[1] == dataset and key not in self.verdicts]
+        verdicts = []
+        for key in due:
+            seen = self._seen[key]
+            failing = self._failing(key, seen)
+            detail = failing or f"{seen} rollouts (fewer than {self.size}), nothing above its limit"
+            verdicts.append(self._settle(key, not failing, detail))
+        return verdicts
+
+    def _failing(self, key: tuple[str, str], size: int) -> str:
+        """What fails even if all that is still to come is good; empty when nothing does."""
+        seen = self._seen[key]
+        for name, (bad, counted) in self._bad[key].items():
+            limit: float = getattr(self._limits, SHARES[name].limit)
+            total = counted + size - seen
+            if bad and exceeds(bad, total, limit, 1, EARLY):
+                wire = SHARES[name]
+                return f"{bad} of {counted} {wire.saw} (limit {limit:.1%}): {wire.advice}"
+        return ""
+
+    def _settle(self, key: tuple[str, str], passed: bool, detail: str) -> Canary:
+        self.verdicts[key] = passed
+        del self._bad[key]
+        return Canary(provider=plain(key[0]), dataset=key[1], passed=passed, detail=detail)
