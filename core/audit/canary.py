@@ -9,11 +9,8 @@ fails before all of it has come in.
 from collections import defaultdict
 
 from core import config
-from core.audit.tripwires import SHARES, Observation, exceeds, plain
+from core.audit.tripwires import LIKELY, SHARES, Observation, exceeds, plain
 from core.events import Canary
-
-EARLY = 1.6448536269514722
-"""z of a one-sided 5 %."""
 
 
 class Canaries:
@@ -74,7 +71,7 @@ class Canaries:
         for name, (bad, counted) in self._bad[key].items():
             limit: float = getattr(self._limits, SHARES[name].limit)
             total = counted + size - seen
-            if bad and exceeds(bad, total, limit, 1, EARLY):
+            if bad and exceeds(bad, total, limit, 1, LIKELY):
                 wire = SHARES[name]
                 return f"{bad} of {counted} {wire.saw} (limit {limit:.1%}): {wire.advice}"
         return ""

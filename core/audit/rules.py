@@ -219,7 +219,7 @@ def tool_ids(case: Case) -> Iterator[Remark]:
     if not calls:
         return
     spans = [(a, b) for kind, a, b in case.reading.spans if kind == "call_id"]
-    where = spans if len(spans) == len(calls) else []
+    where = spans if len(spans) == len(calls) and all(a < b for a, b in spans) else []
     matches = [NATIVE_ID.fullmatch(call.id) for call in calls]
     foreign = [i for i, m in enumerate(matches) if m is None]
     if foreign:

@@ -10,7 +10,7 @@ when the same wire has stopped MAX_STOPS scopes already.
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from core.events import Tripwire
 WINDOW = 256
 CERTAIN = 3.0902323061678132
 """z of a one-sided 1 in 1,000."""
+LIKELY = 1.6448536269514722
+"""z of a one-sided 5 %: enough to say where the fault lies, and to fail a canary."""
 MAX_STOPS = 2
 OFFSET_SHARE = 0.05
 """Share of replies with the rarer stop-token offset above which a provider mixes two conventions.
@@ -246,26 +248,31 @@ class Tripwires:
         if not exceeds(bad_now, total, limit, self._limits.min_samples):
             bad_now, total = tally.recent_bad, len(tally.recent)
         action = self._blame(name, o, limit)
+        if not action:
+            return
         where = o.dataset if action == "stop_dataset" else o.provider
         saw = f"{bad_now} of {total} {wire.saw} ({bad_now / total:.1%}, limit {limit:.1%})"
         self._trip(name, where, saw, wire.advice, action)
 
     def _blame(self, name: str, o: Observation, limit: float) -> str:
         """The dataset, if others are bad on it as well, or if the provider is fine elsewhere and
-        nobody is on it."""
-        cell = self._tallies[name, o.provider, o.dataset]
-        provider, dataset = self._tallies[name, o.provider, ""], self._tallies[name, "", o.dataset]
-        elsewhere = (provider.bad - cell.bad, provider.total - cell.total)
-        others = (dataset.bad - cell.bad, dataset.total - cell.total)
-        least = self._limits.min_samples
-        others_known = others[1] >= least
-        others_bad = others_known and others[0] > limit * others[1]
-        fine_elsewhere = elsewhere[1] >= least and elsewhere[0] <= limit * elsewhere[1]
-        return (
-            "stop_dataset"
-            if others_bad or (fine_elsewhere and not others_known)
-            else "stop_provider"
-        )
+        nobody is on it; nobody, if this pair is fine and only shares a scope with the culprit."""
+
+        def count(cells: Iterable[tuple[str, str]]) -> tuple[int, int]:
+            found = [t for c in cells if (t := self._tallies.get((name, *c)))]
+            return sum(t.recent_bad for t in found), sum(len(t.recent) for t in found)
+
+        least = max(4, self._limits.min_samples // 4)
+        bad, total = count([(o.provider, o.dataset)])
+        others = count((p, o.dataset) for p in self._providers if p != o.provider)
+        elsewhere = count((o.provider, d) for d in self._datasets if d != o.dataset)
+        if bad <= limit * total:
+            return ""
+        if exceeds(*others, limit, least, LIKELY):
+            return "stop_dataset" if exceeds(bad, total, limit, 1, LIKELY) else ""
+        alone = others[1] < least <= elsewhere[1]
+        fine_elsewhere = alone and not exceeds(*elsewhere, limit, least, LIKELY)
+        return "stop_dataset" if fine_elsewhere else "stop_provider"
 
     def _offset(self, o: Observation) -> None:
         if o.stop_offset not in (0, -1):
