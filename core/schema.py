@@ -101,6 +101,8 @@ class Rollout(Record, kw_only=True):
     reply_kind: Literal["json", "sse", "none"] = "none"
     reply_raw: str | None = None
     usage: Usage = Usage()
+    bill: str = ""
+    """How its cost was found: the kind of the spend line that closes it."""
     timings: Timings | None = None
 
 
@@ -151,6 +153,8 @@ class Sample(Record, kw_only=True):
     cost_usd: float | None = None
     masked: list[int] = []
     """Positions of `token_ids` that an applied audit took out of the loss."""
+    leading_space: bool | None = None
+    """Whether the thinking starts with a space (case C49); None without thinking."""
 
     @property
     def completion_ids(self) -> list[int]:
