@@ -103,13 +103,23 @@ class Job(Protocol):
 class Source(Protocol):
     """Where completions come from."""
 
-    live: bool
-
     def open(self, ask: Ask, mode: Mode, stream: bool) -> Job: ...
-    def load(self) -> tuple[int, int]:
+    def load_now(self) -> tuple[int, int]:
         """(running, queued) sequences."""
         ...
 
+    @property
+    def needs_prompt(self) -> bool:
+        """Must `ask.ids` hold the rendered prompt?"""
+        ...
+
+    @property
+    def has_ids(self) -> bool:
+        """Does a job know token ids?"""
+        ...
+
+    def prompt_tokens(self, ask: Ask) -> int: ...
+    def pause(self, paused: bool) -> None: ...
     def close(self) -> None: ...
 
 

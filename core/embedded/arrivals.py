@@ -1,0 +1,40 @@
+"""When each paid request arrived and how it ended: what a halt's latency is measured from."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+
+class Arrival(msgspec.Struct, kw_only=True):
+    """Unix seconds. `left`: when the client was seen to have gone before the end."""
+
+    n: int
+    t: float
+    path: str
+    provider: str | None = None
+    generation_id: str | None = None
+    stream: bool = False
+    status: int | None = None
+    ended: float | None = None
+    left: float | None = None
+
+
+class Arrivals:
+    """Appended in order of arrival, kept for the life of the process."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.all: list[Arrival] = []
+        self.in_flight = 0
+        self._now = now
+
+    @contextmanager
+    def note(self, path: str) -> Iterator[Arrival]:
+        arrival = Arrival(n=len(self.all), t=self._now(), path=path)
+        self.all.append(arrival)
+        self.in_flight += 1
+        try:
+            yield arrival
+        finally:
+            self.in_flight -= 1
+            arrival.ended = self._now()
