@@ -150,7 +150,7 @@ class ControlServer:
         self._buffer_bytes = buffer_bytes
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._pending: list[tuple[int, bytes]] = []
         self._flush_handle: asyncio.TimerHandle | None = None
 
@@ -185,6 +185,7 @@ class ControlServer:
             self.path.unlink(missing_ok=True)
             return
         writer.close()
+        await writer.wait_closed()
         raise ControlError(
             f"{self.path}: an engine of this run is already listening; "
             f"`eyas attach {self._run_id}` opens it"
@@ -198,19 +199,16 @@ class ControlServer:
         self._flush()
         if self._server:
             self._server.close()
-        for connection in list(self._connections):
-            connection.writer.close()
-        waits = [c.writer.wait_closed() for c in self._connections]
-        if waits:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await asyncio.gather(*waits, return_exceptions=True)
-        for connection in list(self._connections):
-            connection.writer.transport.abort()
-        for task in list(self._tasks):
+        for task, writer in list(self._tasks.items()):
+            writer.close()
             task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
+        for writer in self._tasks.values():
+            writer.transport.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.path.unlink(missing_ok=True)
+        if self._server:
+            self.path.unlink(missing_ok=True)
 
     def publish(self, event: ev.Event, line: bytes) -> None:
         """A Journal subscriber: queue for all clients. Call on the loop."""
@@ -244,7 +242,7 @@ class ControlServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        self._tasks[task] = writer
         connection = None
         try:
             pid, uid = peer_credentials(writer.get_extra_info("socket"))
@@ -265,8 +263,10 @@ class ControlServer:
         finally:
             if connection is not None:
                 self._connections.discard(connection)
-            self._tasks.discard(task)
             writer.close()
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+                await writer.wait_closed()
+            del self._tasks[task]
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pid: int, uid: int

@@ -141,14 +141,16 @@ class Journal:
             dirty += len(lines)
             if lines or closing:
                 self._store(lines)
-            if dirty and (urgent or closing or time.monotonic() - last_sync >= FSYNC_S):
+            synced = dirty and (urgent or closing or time.monotonic() - last_sync >= FSYNC_S)
+            if synced:
                 self._sync()
+            if snapshot:
+                self._write_snapshot(*snapshot)
+            if synced:
                 with self._lock:
                     self._stored += dirty
                     self._flushed.notify_all()
                 dirty, last_sync = 0, time.monotonic()
-            if snapshot:
-                self._write_snapshot(*snapshot)
             if closing and not lines:
                 return
 

@@ -11,7 +11,9 @@ from core.store.lines import (
     Reserve,
     encode_line,
     mend_tail,
+    read_at,
     read_jsonl,
+    read_placed,
 )
 from core.store.rundir import (
     Manifest,
@@ -47,8 +49,10 @@ __all__ = [
     "mend_tail",
     "new_run_id",
     "observed_status",
+    "read_at",
     "read_jsonl",
     "read_manifest",
+    "read_placed",
     "read_samples",
     "read_status",
     "write_atomic",

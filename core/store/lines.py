@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -60,6 +60,13 @@ def read_jsonl(
     """Records in file order. A missing file has none. Unreadable lines at the end are a torn tail
     and are left out (the writer sets them aside when it opens the file); one in the middle goes to
     `on_corrupt`, or to the log."""
+    return (record for _, record in read_placed(path, type, on_corrupt))
+
+
+def read_placed(
+    path: Path, type: type[T], on_corrupt: Callable[[CorruptLine], None] | None = None
+) -> Iterator[tuple[int, T]]:
+    """`read_jsonl` with the byte offset of each line, for `read_at`."""
     report = on_corrupt or (lambda bad: log.warning("corrupt_line %s at byte %d: %s", *bad))
     decoder = msgspec.json.Decoder(type)
     torn: list[CorruptLine] = []
@@ -81,7 +88,16 @@ def read_jsonl(
             for bad in torn:
                 report(bad)
             torn.clear()
-            yield record
+            yield here, record
+
+
+def read_at(path: Path, offsets: Iterable[int], type: type[T]) -> Iterator[T]:
+    """The records whose lines begin at `offsets`, in that order."""
+    decoder = msgspec.json.Decoder(type)
+    with path.open("rb") as file:
+        for offset in offsets:
+            file.seek(offset)
+            yield _decode(file.readline(), decoder, type)
 
 
 def mend_tail(path: Path) -> Path | None:

@@ -30,6 +30,7 @@ _EMPTY: dict[str, Any] = {
     "token_ids": [],
     "verdict": "unverifiable",
 }
+_ALWAYS = ("sample_id", "prompt_len", "masked", "dropped")
 
 
 def _schema() -> "pa.Schema":
@@ -60,6 +61,8 @@ def _schema() -> "pa.Schema":
             ("prompt_tokens_billed", number),
             ("cost_usd", pa.float64()),
             ("masked", pa.list_(pa.int32())),
+            ("dropped", text),
+            ("leading_space", pa.bool_()),
         ]
     )
 
@@ -109,11 +112,11 @@ def write_samples(run: RunDir, samples: Iterable[Sample]) -> int:
 
 
 def read_samples(run: RunDir, columns: list[str] | None = None) -> Iterator[Sample]:
-    """All samples in file order. With `columns`, the fields left out hold their empty values (and
-    `prompt_len`, needed for the mask, is always read)."""
+    """All samples in file order. With `columns`, the fields left out hold their empty values (what
+    the mask and `trainable` rest on beside the verdict is always read)."""
     import pyarrow.parquet as pq
 
-    wanted = None if columns is None else sorted({*columns, "sample_id", "prompt_len"})
+    wanted = None if columns is None else sorted({*columns, *_ALWAYS})
     for path in sorted(run.samples.glob("*.parquet")):
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=wanted):
