@@ -153,6 +153,8 @@ class Sample(Record, kw_only=True):
     cost_usd: float | None = None
     masked: list[int] = []
     """Positions of `token_ids` that an applied audit took out of the loss."""
+    dropped: str = ""
+    """Why an applied audit took the whole sample out of training; empty: it did not."""
     leading_space: bool | None = None
     """Whether the thinking starts with a space (case C49); None without thinking."""
 
@@ -167,7 +169,7 @@ class Sample(Record, kw_only=True):
 
     @property
     def trainable(self) -> bool:
-        return self.verdict in TRAINABLE
+        return self.verdict in TRAINABLE and not self.dropped
 
 
 class Finding(Record, kw_only=True):
