@@ -37,8 +37,7 @@ class JsonTokenizer:
         spec = json.loads(data)
         self._whole = tokenizers.Tokenizer.from_str(data.decode())
         self.specials: dict[str, int] = {t["content"]: t["id"] for t in spec["added_tokens"]}
-        self.special_flagged = {t["id"] for t in spec["added_tokens"] if t["special"]}
-        """Ids that `skip_special_tokens` takes out of a server's text."""
+        self.skippable = frozenset(t["id"] for t in spec["added_tokens"] if t["special"])
         self._special_ids = set(self.specials.values())
         self._byte_level = "ByteLevel" in json.dumps(spec.get("decoder"))
         # Without added tokens and post-processor, text can only become ordinary tokens.

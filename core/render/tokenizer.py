@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -83,6 +83,10 @@ class TokenizerLike(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
     def token_bytes(self, token_id: int) -> bytes: ...
     def is_special(self, token_id: int) -> bool: ...
+    @property
+    def skippable(self) -> Set[int]:
+        """Ids that a server's `skip_special_tokens` takes out of its text."""
+        ...
 
 
 def chunk_cuts(text: str) -> list[int]:
@@ -131,6 +135,7 @@ class Tokenizer:
         self.hashes = hashes
         """sha256 of each file that was read."""
         self.sha256 = hashes.get("tiktoken.model", "")
+        self.skippable: Set[int] = frozenset()
         self._encoding = tiktoken.Encoding(
             "eyas", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=specials
         )
@@ -149,10 +154,12 @@ class Tokenizer:
         model, model_hash = _read(directory / "tiktoken.model")
         config, config_hash = _read(directory / "tokenizer_config.json")
         ranks = _parse_ranks(model, directory / "tiktoken.model")
-        specials = _parse_specials(config, directory / "tokenizer_config.json", len(ranks))
+        added = _parse_added(config, directory / "tokenizer_config.json")
+        specials = _parse_specials(added, directory / "tokenizer_config.json", len(ranks))
         _check_named(specials, len(ranks), required, directory)
         hashes = {"tiktoken.model": model_hash, "tokenizer_config.json": config_hash}
         tokenizer = cls(ranks, specials, hashes)
+        tokenizer.skippable = frozenset(i for i, row in added.items() if row.get("special") is True)
         tokenizer._check_probes(required, directory)
         return tokenizer
 
@@ -253,18 +260,20 @@ def _parse_ranks(data: bytes, path: Path) -> dict[bytes, int]:
     return ranks
 
 
-def _parse_specials(data: bytes, path: Path, num_base: int) -> dict[str, int]:
-    """All 256 reserved ids; an unnamed one is `<|reserved_token_ID|>` and encodable too."""
+def _parse_added(data: bytes, path: Path) -> dict[int, dict[str, Any]]:
     try:
         config: Any = json.loads(data)
-        named = {
-            int(key): value["content"] for key, value in config["added_tokens_decoder"].items()
-        }
+        return {int(key): dict(row) for key, row in config["added_tokens_decoder"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise TokenizerError(
             f"{path}: no readable added_tokens_decoder ({type(e).__name__}: {e});"
             " use the checkpoint's file"
         ) from e
+
+
+def _parse_specials(added: dict[int, dict[str, Any]], path: Path, num_base: int) -> dict[str, int]:
+    """All 256 reserved ids; an unnamed one is `<|reserved_token_ID|>` and encodable too."""
+    named = {token_id: row.get("content") for token_id, row in added.items()}
     specials: dict[str, int] = {}
     for token_id, name in named.items():
         if not num_base <= token_id < num_base + NUM_RESERVED:
