@@ -2,7 +2,7 @@
 
 Promises: `spent + reserved <= budget` at every moment, with every request in flight reserved at its
 worst case, so the bill cannot pass the budget as long as providers bill what their prices say.
-Money is kept in whole nano-dollars: sums are exact. Knows amounts and keys, nothing about
+Money is kept in whole picodollars: sums are exact. Knows amounts and keys, nothing about
 providers.
 
 Two columns: `cost` is what the provider of the account bills (the books), `cap` is what counts
@@ -11,23 +11,23 @@ against the budget (a BYOK request bills 0 here and its upstream cost elsewhere,
 import math
 
 Key = tuple[str, int]
-NANO = 1_000_000_000
+PICO = 1_000_000_000_000
 
 
-def to_nano(usd: float) -> int:
-    return round(usd * NANO)
+def to_pico(usd: float) -> int:
+    return round(usd * PICO)
 
 
-def to_nano_up(usd: float) -> int:
+def to_pico_up(usd: float) -> int:
     """Reservations round up: the books may never be below the bill."""
-    return math.ceil(usd * NANO - 1e-6)
+    return math.ceil(usd * PICO)
 
 
 class Budget:
     """One run's money. Keys are (prompt_id, attempt)."""
 
     def __init__(self, budget_usd: float) -> None:
-        self._budget = to_nano(budget_usd)
+        self._budget = to_pico(budget_usd)
         self._spent = 0
         self._cost = 0
         self._uncertain = 0
@@ -37,45 +37,45 @@ class Budget:
 
     @property
     def budget_usd(self) -> float:
-        return self._budget / NANO
+        return self._budget / PICO
 
     @property
     def spent_usd(self) -> float:
         """What counts against the budget so far (cap column)."""
-        return self._spent / NANO
+        return self._spent / PICO
 
     @property
     def cost_usd(self) -> float:
         """What was billed to the account (cost column), uncertain bookings included."""
-        return self._cost / NANO
+        return self._cost / PICO
 
     @property
     def reserved_usd(self) -> float:
-        return self._reserved / NANO
+        return self._reserved / PICO
 
     @property
     def uncertain_usd(self) -> float:
-        return self._uncertain / NANO
+        return self._uncertain / PICO
 
     @property
     def exposure_usd(self) -> float:
         """The most that can be spent when every open request costs its worst case. Equal to spent +
         reserved when reservations are worst cases; the bound of a faster mode otherwise."""
-        return (self._spent + self._reserved + self._worst_extra) / NANO
+        return (self._spent + self._reserved + self._worst_extra) / PICO
 
     def earlier(self, cost_usd: float, cap_usd: float, uncertain_usd: float = 0.0) -> None:
         """Book what earlier lives of the run spent."""
-        self._cost += to_nano(cost_usd)
-        self._spent += to_nano(cap_usd)
-        self._uncertain += to_nano(uncertain_usd)
+        self._cost += to_pico(cost_usd)
+        self._spent += to_pico(cap_usd)
+        self._uncertain += to_pico(uncertain_usd)
 
     def fits(self, usd: float) -> bool:
-        amount = to_nano_up(usd)
+        amount = to_pico_up(usd)
         return amount == 0 or self._spent + self._reserved + amount <= self._budget
 
     def could_ever_fit(self, usd: float) -> bool:
         """Whether it would fit if everything open were free."""
-        amount = to_nano_up(usd)
+        amount = to_pico_up(usd)
         return amount == 0 or self._spent + amount <= self._budget
 
     def reserve(self, key: Key, usd: float, worst_usd: float | None = None) -> bool:
@@ -85,8 +85,8 @@ class Budget:
             raise ValueError(f"{key} is already reserved")
         if not self.fits(usd):
             return False
-        amount = to_nano_up(usd)
-        extra = max(0, to_nano_up(worst_usd) - amount) if worst_usd is not None else 0
+        amount = to_pico_up(usd)
+        extra = max(0, to_pico_up(worst_usd) - amount) if worst_usd is not None else 0
         self._open[key] = (amount, extra)
         self._reserved += amount
         self._worst_extra += extra
@@ -95,14 +95,14 @@ class Budget:
     def adopt(self, key: Key, usd: float) -> None:
         """A dispatch of an earlier life: reserved whatever the budget says, because it may have
         been billed."""
-        self._open[key] = (to_nano_up(usd), 0)
-        self._reserved += to_nano_up(usd)
+        self._open[key] = (to_pico_up(usd), 0)
+        self._reserved += to_pico_up(usd)
 
     def settle(self, key: Key, cost_usd: float, cap_usd: float | None = None) -> None:
         """The bill is known: the reservation is replaced by it."""
         self._release(key)
-        self._cost += to_nano(cost_usd)
-        self._spent += to_nano(cost_usd if cap_usd is None else cap_usd)
+        self._cost += to_pico(cost_usd)
+        self._spent += to_pico(cost_usd if cap_usd is None else cap_usd)
 
     def settle_free(self, key: Key) -> None:
         self._release(key)
@@ -113,11 +113,11 @@ class Budget:
         self._cost += amount
         self._spent += amount
         self._uncertain += amount
-        return amount / NANO
+        return amount / PICO
 
     def worst_of(self, key: Key) -> float:
         """USD that `settle_uncertain` would book."""
-        return sum(self._open[key]) / NANO
+        return sum(self._open[key]) / PICO
 
     def _release(self, key: Key) -> tuple[int, int]:
         amount, extra = self._open.pop(key)

@@ -1,9 +1,9 @@
 """The run's event journal: what may be written to it. Imports nothing from core.
 
-One event is one JSON line `{"v":1,"seq":n,"t_ns":monotonic,"ts":wall,"type":"...", ...}`. Child stages print the
-same lines (without seq) on stdout and the engine, the journal's only writer, numbers them. Per-prompt facts appear
-once (`outcome`), everything that moves is sampled into `stats` (1-2 Hz): a reader never sees one line per token.
-"""
+One event is one JSON line `{"v":1,"seq":n,"t_ns":monotonic,"ts":wall,"type":"...", ...}`. Child
+stages print the same lines (without seq) on stdout and the engine, the journal's only writer,
+numbers them. Per-prompt facts appear once (`outcome`), everything that moves is sampled into
+`stats` (1-2 Hz): a reader never sees one line per token."""
 
 from typing import Any, Literal
 
@@ -11,14 +11,13 @@ import msgspec
 
 API_VERSION = 1
 
-State = Literal[
-    "starting", "running", "draining", "halting", "halted", "tripped", "done", "failed"
-]
+State = Literal["starting", "running", "draining", "halting", "halted", "tripped", "done", "failed"]
 STAGES = ("generate", "reconstruct", "audit", "vocab", "extract", "train", "evaluate", "export")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """The journal stamps v, seq, t_ns and ts when it accepts an event; a bare event has zeros there."""
+    """The journal stamps v, seq, t_ns and ts when it accepts an event; a bare event has zeros
+    there."""
 
     v: int = 0
     seq: int = 0
@@ -105,11 +104,15 @@ class ProviderRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ttft_p50_s: float | None = None
     usd_per_min: float = 0.0
     spent_usd: float = 0.0
+    price_prompt: float = 0.0
+    """USD per million tokens, as preflight read it."""
+    price_completion: float = 0.0
     stopped: str = ""
 
 
 class ErrorRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Errors and rejections grouped by (provider, class); `example` is raw text from outside: sanitise it."""
+    """Errors and rejections grouped by (provider, class); `example` is raw text from outside:
+    sanitise it."""
 
     provider: str
     error_class: str
@@ -143,8 +146,15 @@ class Stats(Event, kw_only=True, tag="stats"):
     uncertain_usd: float = 0.0
     budget_usd: float = 0.0
     usd_per_min: float = 0.0
+    exposure_usd: float = 0.0
+    """The most that can be spent if everything in flight costs its worst case."""
     forecast_usd: float | None = None
+    forecast_error_usd: float | None = None
+    """One standard error; the same for the time."""
     eta_s: float | None = None
+    eta_error_s: float | None = None
+    live_tokens: int = 0
+    """Completion tokens as they stream, requests in flight included."""
     loop_lag_p99_ms: float = 0.0
     providers: list[ProviderRow] = []
     errors: list[ErrorRow] = []
@@ -179,7 +189,8 @@ class Host(Event, kw_only=True, tag="host"):
 
 
 class Train(Event, kw_only=True, tag="train"):
-    """`accuracy_K[k]`: share of supervised positions whose draft k equals the target's full-vocabulary argmax."""
+    """`accuracy_K[k]`: share of supervised positions whose draft k equals the target's
+    full-vocabulary argmax."""
 
     step: int
     total_steps: int
@@ -228,7 +239,8 @@ class Audit(Event, kw_only=True, tag="audit"):
 
 
 class Tripwire(Event, kw_only=True, tag="tripwire"):
-    """A wire that tripped: what it saw, what it cost so far, what to do. `action`: stop_provider | stop_dataset | halt."""
+    """A wire that tripped: what it saw, what it cost so far, what to do. `action`: stop_provider |
+    stop_dataset | halt."""
 
     name: str
     scope: str
@@ -285,8 +297,24 @@ class Summary(Event, kw_only=True, tag="summary"):
 
 
 AnyEvent = (
-    RunStarted | StateChanged | StageStarted | StageProgress | StageFinished | StageFailed | Outcome
-    | Stats | Host | Train | Evaluated | Audit | Tripwire | Canary | Command | Halt | Log | Summary
+    RunStarted
+    | StateChanged
+    | StageStarted
+    | StageProgress
+    | StageFinished
+    | StageFailed
+    | Outcome
+    | Stats
+    | Host
+    | Train
+    | Evaluated
+    | Audit
+    | Tripwire
+    | Canary
+    | Command
+    | Halt
+    | Log
+    | Summary
 )
 
 encode = msgspec.json.Encoder().encode

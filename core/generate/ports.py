@@ -7,7 +7,10 @@ import msgspec
 
 from core import events as ev
 from core.render.base import Renderer
-from core.schema import Prompt, Rollout, Sample, SpendLine
+from core.schema import Prompt, Rollout, Sample, SpendLine, Usage
+
+CLOSING = frozenset({"billed", "looked_up", "uncertain", "free"})
+"""Kinds of spend lines that close a dispatch."""
 
 
 class Append(Protocol):
@@ -18,15 +21,27 @@ class Append(Protocol):
     def submit(self, record: Any, durable: bool = False) -> Any: ...
 
 
+class RolloutHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a completions line that resume needs; the decoder skips the reply itself."""
+
+    prompt_id: str
+    attempt: int
+    outcome: str
+    final: bool = True
+    bill: str = ""
+    usage: Usage = Usage()
+
+
 class Recovered(msgspec.Struct, kw_only=True):
     """What earlier lives of this run left behind (`resume.recover`). Empty for a new run.
 
-    `finished`: prompts with a final outcome. `open`: dispatches that no line closes. `attempts`:
-    the highest attempt number used, so that (prompt_id, attempt) stays a key. `replies`: attempts
-    that were or may have been paid."""
+    `finished`: prompts with a final outcome. `open`: dispatches that no line closes; `replied`:
+    those of them whose reply was stored. `attempts`: the highest attempt number used, so that
+    (prompt_id, attempt) stays a key. `replies`: attempts that were or may have been paid."""
 
     finished: set[str] = set()
     open: list[SpendLine] = []
+    replied: dict[tuple[str, int], RolloutHead] = {}
     attempts: dict[str, int] = {}
     replies: dict[str, int] = {}
     spent_usd: float = 0.0

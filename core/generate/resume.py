@@ -6,22 +6,9 @@ Knows completions.jsonl and spend.jsonl, nothing about networks. Costs one pass 
 
 import msgspec
 
-from core.generate.ports import Recovered
-from core.schema import SpendLine, Usage
+from core.generate.ports import CLOSING, Recovered, RolloutHead
+from core.schema import SpendLine
 from core.store import RunDir, read_jsonl
-
-CLOSING = frozenset({"billed", "looked_up", "uncertain", "free"})
-
-
-class RolloutHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a completions line that resume needs; the reply itself is skipped by the
-    decoder."""
-
-    prompt_id: str
-    attempt: int
-    outcome: str
-    final: bool = True
-    usage: Usage = Usage()
 
 
 def recover(run: RunDir) -> Recovered:
@@ -41,10 +28,12 @@ def recover(run: RunDir) -> Recovered:
                     generation_id=line.generation_id,
                     provider=line.provider or open_[key].provider,
                 )
-        elif open_.pop(key, None) is not None:
+        elif line.kind in CLOSING and open_.pop(key, None) is not None:
             _close(found, line)
     for head in read_jsonl(run.completions, RolloutHead):
         found.attempts[head.prompt_id] = max(found.attempts.get(head.prompt_id, 0), head.attempt)
+        if (head.prompt_id, head.attempt) in open_:
+            found.replied[head.prompt_id, head.attempt] = head
         if head.final and head.outcome != "aborted" and head.prompt_id not in found.finished:
             found.finished.add(head.prompt_id)
             found.outcomes[head.outcome] = found.outcomes.get(head.outcome, 0) + 1

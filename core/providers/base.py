@@ -189,6 +189,7 @@ class Flight:
         "body",
         "chunks",
         "comments",
+        "counted",
         "events",
         "failure",
         "first_at",
@@ -217,6 +218,7 @@ class Flight:
         self.chunks: list[bytes] = []
         self.events = 0
         self.comments = 0
+        self.counted = 0
         self.generation_id: str | None = None
         self.provider: str | None = None
         self.body: dict[str, Any] = {}
@@ -268,12 +270,13 @@ class LookedUp(msgspec.Struct, frozen=True, kw_only=True):
 class LaneSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One provider that preflight found fit: what it charges and what it can do.
 
-    `cancel_stops_bill`: an aborted stream is not billed further. `rank`: lower is preferred.
-    """
+    `display`: the name under which replies call it. `cancel_stops_bill`: an aborted stream is not
+    billed further. `rank`: lower is preferred."""
 
     name: str
     price: Price = Price()
     rank: float = 0.0
+    display: str = ""
     cancel_stops_bill: bool = False
     max_completion_tokens: int | None = None
     note: str = ""
@@ -292,6 +295,10 @@ class Provider(Protocol):
 
     name: str
     lanes: list[LaneSpec]
+    streams: bool
+    """Replies arrive as event streams: the clocks of a stream apply."""
+    sends_messages: bool
+    """The server renders the messages; otherwise it gets our ids."""
 
     async def preflight(self, sampling: Sampling) -> list[str]:
         """Check the server against the config before the first paid request; fill `lanes`; lines

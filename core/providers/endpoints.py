@@ -136,6 +136,7 @@ def _endpoint(row: dict[str, Any], tag: str, options: OpenRouter) -> Endpoint:
             name=tag,
             price=price,
             rank=rank,
+            display=str(row.get("provider_name") or ""),
             cancel_stops_bill=options.stream
             and (base_slug(tag) in CANCELLABLE or _named(tag, options.cancellable)),
             max_completion_tokens=count(row.get("max_completion_tokens")),

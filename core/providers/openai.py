@@ -30,6 +30,9 @@ EXACT = {
 class OpenAICompatible:
     """The `vllm` and `openai` backends."""
 
+    streams = False
+    sends_messages = True
+
     def __init__(self, config: Config, name: str) -> None:
         options = config.generate.openai
         if not options.base_url or not options.model:

@@ -35,12 +35,13 @@ class OpenRouter:
     """The `openrouter` backend."""
 
     name = "openrouter"
+    sends_messages = True
 
     def __init__(self, config: Config) -> None:
         generate = config.generate
         self._options = generate.openrouter
-        self._seed = config.run.seed
         self._session = config.run.name or f"eyas-{config.run.seed}"
+        self.streams = self._options.stream
         self.lanes: list[base.LaneSpec] = []
         self._specs: dict[str, base.LaneSpec] = {}
         self._supported: dict[str, frozenset[str]] = {}

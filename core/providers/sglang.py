@@ -54,12 +54,14 @@ class SGLang:
     """The `sglang` backend. One lane per server; a router counts as one."""
 
     name = "sglang"
+    streams = False
 
     def __init__(self, config: Config) -> None:
         options = config.generate.sglang
         if not options.urls:
             raise ConfigError("sglang.urls is empty; name the server, e.g. http://127.0.0.1:30000")
         self._endpoint = options.endpoint
+        self.sends_messages = options.endpoint == "chat"
         headers = server_headers(options.api_key_env)
         self._servers: dict[str, HttpClient] = {}
         for url in options.urls:

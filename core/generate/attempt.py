@@ -1,0 +1,224 @@
+"""One attempt, from its dispatch line to its stored end: sent, received or cut off, billed, judged,
+recorded.
+
+Promises: the dispatch line is written before the request leaves; the reply's line before its
+outcome is announced; whatever happens, the attempt ends in exactly one `Landing`, and its slot is
+given back on every way out. Knows one attempt; what becomes of the prompt afterwards is the
+dispatcher's business."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
+
+import msgspec
+
+from core.config import Config
+from core.errors import DiskFull
+from core.generate.books import Bill, Books
+from core.generate.lanes import Lane
+from core.generate.ports import Ports
+from core.generate.queues import Item
+from core.generate.request import sampling_of
+from core.providers import base
+from core.schema import Rollout, Sample, Timings
+
+TIMEOUTS: dict[str, type[base.Failure]] = {
+    "first_event_timeout": base.FirstEventTimeout,
+    "stream_idle_timeout": base.StreamIdle,
+    "total_timeout": base.TotalTimeout,
+}
+
+
+class Aloft:
+    """A request in flight. `reason`: why it was cut off from here, if it was."""
+
+    __slots__ = (
+        "alone",
+        "begun",
+        "flight",
+        "item",
+        "key",
+        "lane",
+        "reason",
+        "request",
+        "started_at",
+        "task",
+    )
+
+    def __init__(self, item: Item, lane: Lane, request: base.CompletionRequest, now: float) -> None:
+        self.item = item
+        self.lane = lane
+        self.request = request
+        self.key = (item.prompt.prompt_id, item.attempt)
+        self.flight = base.Flight()
+        self.started_at = now
+        self.reason = ""
+        self.begun = False
+        self.alone = False
+        self.task: asyncio.Task[Any] | None = None
+
+    def cut(self, reason: str) -> None:
+        """Stop it at its next step, which for a request that has not left means that it never
+        leaves."""
+        if self.reason:
+            return
+        self.reason = reason
+        if self.begun and self.task is not None:  # a task that has not begun would never clean up
+            self.task.cancel()
+
+    def overdue(self, now: float, config: Config) -> str:
+        """Which clock has run out, if any. All start when the request has left; comments move none
+        of them."""
+        flight, generate = self.flight, config.generate
+        if flight.left_at is None:
+            return ""
+        if now - flight.left_at > generate.total_timeout_s:
+            return "total_timeout"
+        if not self.lane.provider.streams or flight.kind == "json":
+            return ""
+        if flight.first_at is None:
+            late = now - flight.left_at > generate.first_event_timeout_s
+            return "first_event_timeout" if late else ""
+        idle = now - (flight.last_at or flight.first_at) > generate.idle_timeout_s
+        return "stream_idle_timeout" if idle else ""
+
+
+class Landing(msgspec.Struct, kw_only=True):
+    """How an attempt ended. `sample` only for a whole reply; `stored` False when a full disk kept
+    it in memory."""
+
+    rollout: Rollout
+    bill: Bill
+    failure: base.Failure | None = None
+    sample: Sample | None = None
+    cut: str = ""
+    left: bool = True
+
+    @property
+    def whole(self) -> bool:
+        return self.failure is None and not self.cut
+
+
+class Attempts:
+    """Carries attempts out. One per generator."""
+
+    def __init__(self, config: Config, ports: Ports, books: Books, judges: Executor) -> None:
+        self._config = config
+        self._ports = ports
+        self.books = books
+        self._judges = judges
+        self.aloft: dict[tuple[str, int], Aloft] = {}
+
+    def launch(self, item: Item, lane: Lane, now: float) -> Aloft:
+        """Register the next attempt of a prompt. The budget was reserved under the same key."""
+        prompt = item.prepared.prompt
+        request = base.CompletionRequest(
+            request_id=f"{prompt.prompt_id[:24]}-{item.attempt}",
+            prompt=prompt,
+            prompt_ids=item.prepared.ids,
+            sampling=sampling_of(self._config, prompt.twin_id),
+            provider=lane.name,
+            session=item.prepared.session,
+        )
+        aloft = Aloft(item, lane, request, now)
+        if not lane.spec.price.free:
+            aloft.flight.on_generation = lambda flight: self.books.known(
+                prompt, item.attempt, lane, flight
+            )
+        self.aloft[aloft.key] = aloft
+        return aloft
+
+    async def fly(self, aloft: Aloft, landed: Callable[[Aloft, base.Reply, str], None]) -> Landing:
+        """Send, wait, settle, judge. `landed` is called once, as soon as the slot is free again."""
+        reply, cut = await self._exchange(aloft)
+        landed(aloft, reply, cut)
+        flight = aloft.flight
+        left = flight.left_at is not None
+        now = asyncio.get_running_loop().time()
+        bill = await self.books.settle(aloft.item.prompt, aloft.key[1], aloft.lane, left, reply)
+        failure = reply.failure
+        timings = None
+        if flight.left_at is not None:
+            timings = Timings(
+                sent_at=time.time() - (now - flight.left_at),
+                total_s=now - flight.left_at,
+                ttft_s=flight.first_at - flight.left_at if flight.first_at else None,
+            )
+        rollout = self._rollout(aloft, reply, bill, timings)
+        sample: Sample | None = None
+        if failure is None and not cut:
+            loop = asyncio.get_running_loop()
+            sample = await loop.run_in_executor(
+                self._judges, self._ports.judge, rollout, aloft.item.prepared.prompt
+            )
+        return Landing(
+            rollout=rollout, bill=bill, failure=failure, sample=sample, cut=cut, left=left
+        )
+
+    async def _exchange(self, aloft: Aloft) -> tuple[base.Reply, str]:
+        """(reply, why it was cut off). A timeout is a failure of the other side, not a cut."""
+        provider = aloft.lane.provider
+        aloft.begun = True
+        try:
+            if not aloft.reason:
+                await self.books.dispatch(aloft.item.prompt, aloft.key[1], aloft.lane)
+            if not aloft.reason:
+                return await provider.complete(aloft.request, aloft.flight), ""
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not aloft.reason or task is None:
+                raise
+            task.uncancel()
+        except DiskFull:
+            aloft.reason = "disk_full"
+        finally:
+            del self.aloft[aloft.key]
+            aloft.lane.limit.ended()
+        if timeout := TIMEOUTS.get(aloft.reason):
+            aloft.flight.failure = timeout(f"{aloft.reason} after {aloft.flight.events} events")
+            return provider.partial(aloft.request, aloft.flight), ""
+        aloft.flight.failure = base.StreamIncomplete(f"cut off here: {aloft.reason}")
+        return provider.partial(aloft.request, aloft.flight), aloft.reason
+
+    def _rollout(
+        self, aloft: Aloft, reply: base.Reply, bill: Bill, timings: Timings | None
+    ) -> Rollout:
+        prompt = aloft.item.prompt
+        return Rollout(
+            prompt_id=prompt.prompt_id,
+            twin_id=prompt.twin_id,
+            dataset=prompt.dataset,
+            arm=prompt.arm,
+            attempt=aloft.key[1],
+            outcome="ok",
+            backend=aloft.lane.backend,
+            provider=_provider(aloft.lane, reply, bill),
+            model=reply.model,
+            generation_id=reply.generation_id,
+            request=reply.request,
+            status=reply.status,
+            headers=reply.headers,
+            reply_kind=reply.kind,
+            reply_raw=reply.raw,
+            usage=bill.usage,
+            bill=bill.kind,
+            timings=timings,
+        )
+
+    async def store(self, landing: Landing, with_reply: bool = True) -> None:
+        """Reply first, then the line that closes its dispatch. Raises DiskFull when space had to be
+        begged for; both records are the appenders' by then and will be written."""
+        try:
+            if with_reply:
+                await self._ports.completions.append(landing.rollout, durable=landing.rollout.final)
+        finally:
+            await self.books.close(landing.bill)
+
+
+def _provider(lane: Lane, reply: base.Reply, bill: Bill) -> str:
+    """The lane's name, unless the reply says that somebody else answered."""
+    said = reply.provider or bill.provider
+    known = (lane.name.lower(), lane.spec.display.lower(), "")
+    return lane.name if (said or "").lower() in known else said or lane.name

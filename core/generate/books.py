@@ -1,0 +1,189 @@
+"""The money of the attempts: reserved, written before it can be spent, settled exactly once, looked
+up when unsaid.
+
+Promises: a dispatch line is in spend.jsonl before its request leaves; every dispatch is closed by
+exactly one of billed, looked_up, uncertain, free; what nobody can tell is booked at its worst case
+and stays marked. Knows the budget, the spend file and the look-up of providers."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from core.budget import Budget
+from core.errors import ProviderError
+from core.generate.lanes import Lane
+from core.generate.ports import CLOSING, Append, RolloutHead
+from core.providers.base import Flight, LookedUp, Provider, Reply
+from core.schema import Prompt, SpendLine, Usage
+
+LOOKUP_DELAYS_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+LOOKUPS_AT_ONCE = 32
+
+
+class Bill(msgspec.Struct, frozen=True, kw_only=True):
+    """How one attempt was closed. `usage` is the reply's, completed by the look-up where that knew
+    more."""
+
+    kind: str
+    cost_usd: float = 0.0
+    usage: Usage = Usage()
+    provider: str | None = None
+    line: SpendLine | None = None
+
+    @property
+    def paid(self) -> bool:
+        return self.kind != "free" and (self.cost_usd > 0 or self.kind == "uncertain")
+
+
+class Books:
+    """One run's money, in memory and on disk."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        spend: Append,
+        lookup_delays_s: Sequence[float] = LOOKUP_DELAYS_S,
+    ) -> None:
+        self.budget = budget
+        self._spend = spend
+        self._delays_s = lookup_delays_s
+        self._lookups = asyncio.Semaphore(LOOKUPS_AT_ONCE)
+
+    async def dispatch(self, prompt: Prompt, attempt: int, lane: Lane) -> None:
+        """Written, not yet fsynced: a killed process keeps it, and a request must not wait for a
+        disk."""
+        key = (prompt.prompt_id, attempt)
+        await self._spend.append(
+            SpendLine(
+                ts=time.time(),
+                kind="dispatch",
+                prompt_id=prompt.prompt_id,
+                attempt=attempt,
+                backend=lane.backend,
+                provider=lane.name,
+                reserve_usd=self.budget.worst_of(key),
+            )
+        )
+
+    def known(self, prompt: Prompt, attempt: int, lane: Lane, flight: Flight) -> None:
+        """The generation id, as soon as it is known. Not awaited: the reply must not wait for
+        it."""
+        self._spend.submit(
+            SpendLine(
+                ts=time.time(),
+                kind="known",
+                prompt_id=prompt.prompt_id,
+                attempt=attempt,
+                backend=lane.backend,
+                provider=lane.name,
+                generation_id=flight.generation_id,
+            )
+        )
+
+    async def settle(
+        self, prompt: Prompt, attempt: int, lane: Lane, left: bool, reply: Reply
+    ) -> Bill:
+        """Find the bill of an attempt and settle the budget. `left`: the request was on the wire.
+
+        The spend line that closes the dispatch (`close`) comes after the reply's own line, so that
+        a kill in between leaves a reply whose line says what it cost, never a paid reply that is
+        gone."""
+        bill = await self._bill(lane, left, reply)
+        line = SpendLine(
+            ts=time.time(),
+            kind="free",
+            prompt_id=prompt.prompt_id,
+            attempt=attempt,
+            backend=lane.backend,
+            provider=lane.name,
+            generation_id=reply.generation_id,
+        )
+        return self._settled(bill, line)
+
+    async def close(self, bill: Bill) -> None:
+        if bill.line is not None:
+            await self._spend.append(bill.line)
+
+    async def settle_open(
+        self, line: SpendLine, provider: Provider | None, reply: RolloutHead | None
+    ) -> Bill:
+        """A dispatch that an earlier life left open: closed by its reply's line, looked up, or at
+        its worst case."""
+        if reply is not None and reply.bill in CLOSING:
+            usage = reply.usage
+            bill = Bill(kind=reply.bill, cost_usd=usage.cost_usd or 0.0, usage=usage)
+        elif line.reserve_usd == 0:
+            bill = Bill(kind="free")
+        else:
+            found: LookedUp | None = None
+            if provider is not None and line.generation_id:
+                found = await self.look_up(provider, line.generation_id)
+            bill = _looked_up(found, Usage()) if found else Bill(kind="uncertain")
+        line = msgspec.structs.replace(line, ts=time.time(), reserve_usd=0.0)
+        bill = self._settled(bill, line)
+        await self.close(bill)
+        return bill
+
+    async def look_up(self, provider: Provider, generation_id: str) -> LookedUp | None:
+        """The bill by generation id. It may lag the reply by seconds: a 404 is asked again."""
+        async with self._lookups:
+            for delay_s in (0.0, *self._delays_s):
+                await asyncio.sleep(delay_s)
+                try:
+                    found = await provider.lookup(generation_id)
+                except ProviderError:
+                    continue  # nothing answered; the next try may
+                if found is not None:
+                    return found
+        return None
+
+    async def _bill(self, lane: Lane, left: bool, reply: Reply) -> Bill:
+        usage = reply.usage
+        if lane.spec.price.free or not left:
+            return Bill(kind="free", usage=usage)
+        if usage.cost_usd is not None:
+            return Bill(kind="billed", cost_usd=usage.cost_usd, usage=usage)
+        if reply.failure is not None and reply.failure.paid == "no":
+            return Bill(kind="free", usage=usage)
+        if reply.generation_id:
+            found = await self.look_up(lane.provider, reply.generation_id)
+            if found is not None:
+                return _looked_up(found, usage)
+        return Bill(kind="uncertain", usage=usage)
+
+    def _settled(self, bill: Bill, line: SpendLine) -> Bill:
+        """The budget in the same tick as the decision; the closing line ready to be written."""
+        key, usage, cost = (line.prompt_id, line.attempt), bill.usage, bill.cost_usd
+        cap = usage.cap_usd if usage.cap_usd is not None else cost
+        if bill.kind == "free":
+            self.budget.settle_free(key)
+            cost = cap = 0.0
+        elif bill.kind == "uncertain":
+            cost = cap = self.budget.settle_uncertain(key)
+        else:
+            self.budget.settle(key, cost, cap)
+        return msgspec.structs.replace(
+            bill,
+            cost_usd=cost,
+            usage=msgspec.structs.replace(usage, cost_usd=cost, cap_usd=cap),
+            line=msgspec.structs.replace(
+                line,
+                kind=bill.kind,
+                cost_usd=cost,
+                cap_usd=cap,
+            ),
+        )
+
+
+def _looked_up(found: LookedUp, usage: Usage) -> Bill:
+    """Native counts of the look-up stand in for a usage that was not sent (case C36)."""
+    if usage.completion_tokens is None:
+        usage = msgspec.structs.replace(
+            usage,
+            prompt_tokens=found.prompt_tokens,
+            completion_tokens=found.completion_tokens,
+        )
+    usage = msgspec.structs.replace(usage, cap_usd=found.cap_usd)
+    return Bill(kind="looked_up", cost_usd=found.cost_usd, usage=usage, provider=found.provider)

@@ -1,0 +1,325 @@
+"""What the end of an attempt means: for its provider's limit, for its prompt, for the books and the
+board.
+
+Promises: exactly one outcome per prompt; one owner of retries, deciding on types, with separate
+budgets for attempts that cost nothing and for those that were or may have been paid; nothing is
+sent again behind a closed gate."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import msgspec
+
+from core import events as ev
+from core.config import Config
+from core.errors import DiskFull
+from core.generate.attempt import Aloft, Attempts, Landing
+from core.generate.board import Board
+from core.generate.lanes import Lane
+from core.generate.ports import Ports
+from core.generate.queues import Item, Queues
+from core.limit import backoff_s
+from core.providers import base
+from core.providers.base import RETRYABLE, RETRYABLE_REPLIES
+from core.schema import Rollout
+
+UNCOUNTED = (base.Throttled, base.PaymentRequired, base.LocalEmfile, base.Fatal)
+"""Waits and faults of our own: they use up no attempt of a prompt (case C46)."""
+NOT_SERVED_STRIKES = 3
+
+
+class Gate(msgspec.Struct):
+    """Whether anything may leave. `source` and `by`: who closed it."""
+
+    state: str = "open"  # open | draining | halted | severed
+    source: str = ""
+    by: str = ""
+    cancelled: int = 0
+    received: int = 0
+    severed: int = 0
+    saved_usd: float = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return self.state == "open"
+
+
+class Lander:
+    """Decides. Calls `stop_lane` and `stop_all` where one attempt shows that no other can do
+    better."""
+
+    def __init__(
+        self,
+        config: Config,
+        ports: Ports,
+        attempts: Attempts,
+        queues: Queues,
+        board: Board,
+        lanes: list[Lane],
+    ) -> None:
+        self._config = config
+        self._ports = ports
+        self._attempts = attempts
+        self.queues = queues
+        self.board = board
+        self.lanes = lanes
+        self._dice = random.Random(config.run.seed)
+        self.gate = Gate()
+        self.wake: Callable[[], None] = lambda: None
+        self.halt: Callable[[str, str], None] = lambda source, by: None
+
+    async def carry(self, aloft: Aloft) -> None:
+        """One attempt to its end and what follows from it."""
+        landing = await self._attempts.fly(aloft, self._landed)
+        item, lane = aloft.item, aloft.lane
+        outcome, again = self._decide(landing, item, lane)
+        self._account(landing, lane)
+        if not landing.left and landing.cut:
+            await self._store(landing, with_reply=False)
+            self._put_back(landing, item, lane)
+            return
+        error_class, error = _error_of(landing)
+        landing.rollout = msgspec.structs.replace(
+            landing.rollout,
+            outcome=outcome,
+            error_class=error_class,
+            error=error,
+            final=not again and outcome != "aborted",
+        )
+        if error_class:
+            self.board.error(lane.name, error_class, error or "")
+        await self._store(landing)
+        if again:
+            self._again(landing, item, lane)
+        elif outcome == "aborted" and landing.cut == "scope" and self.gate.is_open:
+            self._put_back(landing, item, lane)
+        else:
+            self._finish(landing, item, lane)
+        self.wake()
+
+    async def refuse(self, item: Item, error_class: str, detail: str, final: bool = True) -> None:
+        """A prompt that must not be sent (policy: final) or cannot be afforded (pending for a
+        larger budget)."""
+        prompt = item.prompt
+        rollout = Rollout(
+            prompt_id=prompt.prompt_id,
+            twin_id=prompt.twin_id,
+            dataset=prompt.dataset,
+            arm=prompt.arm,
+            attempt=item.attempt,
+            outcome="refused",
+            error_class=error_class,
+            error=detail,
+            final=final,
+            backend=prompt.backend,
+        )
+        self.board.error(prompt.backend, error_class, detail)
+        try:
+            await self._ports.completions.append(rollout)
+        except DiskFull:
+            self.halt("disk_full", "")
+        self._announce(rollout, None)
+        self.queues.of(prompt).ended += 1
+        self.wake()
+
+    def _landed(self, aloft: Aloft, reply: base.Reply, cut: str) -> None:
+        """In the tick in which the slot is free: tell the limit, so that the next request knows."""
+        lane, flight = aloft.lane, aloft.flight
+        now = asyncio.get_running_loop().time()
+        left_at = flight.left_at if flight.left_at is not None else now
+        self._count_tokens(lane, aloft.item.prompt.dataset, flight, reply)
+        if cut == "disk_full":
+            self.halt("disk_full", "")
+        if cut:
+            lane.limit.unknown()
+        elif reply.failure is None or isinstance(reply.failure, base.Refused):
+            ttft_s = flight.first_at - left_at if flight.first_at is not None else None
+            lane.limit.succeeded(now, self._dice.random(), ttft_s)
+            lane.last_success, lane.throttled_since, lane.not_served = now, None, 0
+            lane.latency.add(now - left_at, now)
+            if ttft_s is not None:
+                lane.ttft.add(ttft_s, now)
+        else:
+            self._failed(aloft, reply.failure, now, left_at)
+        self.wake()
+
+    def _count_tokens(
+        self, lane: Lane, dataset: str, flight: base.Flight, reply: base.Reply
+    ) -> None:
+        """Replace what streaming had counted by what the reply says."""
+        tokens = reply.usage.completion_tokens
+        more = max(0, (flight.events if tokens is None else tokens) - flight.counted)
+        flight.counted += more
+        self.board.tokens += more
+        lane.tokens += more
+        if tokens is not None and reply.failure is None:
+            self.board.answered(dataset, reply.usage.prompt_tokens, tokens)
+
+    def _failed(self, aloft: Aloft, failure: base.Failure, now: float, left_at: float) -> None:
+        lane = aloft.lane
+        siblings = [one for one in self.lanes if one.backend == lane.backend]
+        lane.errors += 1
+        match failure:
+            case base.Throttled():
+                for one in siblings if failure.platform else [lane]:
+                    one.limit.throttled(now, left_at, failure.retry_after_s, self._dice.random())
+                if lane.throttled_since is None:
+                    lane.throttled_since = now
+                elif now - lane.throttled_since > self._config.generate.throttle_patience_s:
+                    self.stop_lane(lane, f"throttled without a break: {failure}")
+            case base.PaymentRequired():
+                alone = aloft.alone and not any(one.limit.in_flight for one in siblings)
+                for one in siblings:
+                    one.limit.payment_required(now, left_at, self._dice.random())
+                    if alone:
+                        self.stop_lane(one, f"credits do not cover one request: {failure}")
+            case base.LocalEmfile():
+                for one in self.lanes:
+                    one.limit.halve_ceiling()
+                lane.limit.unknown()
+            case base.KeyRefused():
+                for one in siblings:
+                    self.stop_lane(one, f"key refused: {failure}")
+            case base.NotServed():
+                lane.limit.unknown()
+                lane.not_served += 1
+                if lane.not_served >= NOT_SERVED_STRIKES:
+                    self.stop_lane(lane, f"not served: {failure}")
+            case _:
+                lane.limit.failed(now, self._dice.random())
+
+    def stop_lane(self, lane: Lane, reason: str) -> None:
+        if not lane.stopped:
+            lane.stopped = reason
+            self._ports.emit(
+                ev.Log(level="error", stage="generate", message=f"{lane.name} stopped: {reason}")
+            )
+
+    def _decide(self, landing: Landing, item: Item, lane: Lane) -> tuple[str, bool]:
+        """(outcome of this attempt, whether the prompt is sent again)."""
+        generate = self._config.generate
+        if landing.cut:
+            return "aborted", False
+        paid = landing.bill.paid or landing.whole
+        if paid:
+            item.replies += 1
+        elif not isinstance(landing.failure, UNCOUNTED):
+            item.unpaid += 1
+        paid_left = item.replies < generate.attempts_paid
+        may_again = self.gate.is_open and paid_left and item.unpaid < generate.attempts_unpaid
+        if landing.failure is not None:
+            waits = isinstance(landing.failure, UNCOUNTED)
+            if not isinstance(landing.failure, RETRYABLE) and not waits:
+                return "failed", False
+            if not self.gate.is_open:
+                return "aborted", False
+            return "failed", waits or may_again
+        sample = landing.sample
+        if sample is None or sample.verdict != "rejected":
+            return "ok", False
+        return "rejected", may_again and sample.error_class in RETRYABLE_REPLIES
+
+    def _account(self, landing: Landing, lane: Lane) -> None:
+        """Money of the lane, and the halt's own account."""
+        lane.spent_usd += landing.bill.cost_usd
+        gate = self.gate
+        if gate.is_open or not landing.left:
+            return
+        if landing.cut == "sever":
+            gate.severed += 1
+        elif landing.cut:
+            gate.cancelled += 1
+        else:
+            gate.received += 1
+        if landing.cut and not lane.spec.price.free:
+            mean = self.board.forecast.mean_usd(landing.rollout.dataset)
+            if mean is not None:
+                gate.saved_usd += max(0.0, mean - landing.bill.cost_usd)
+
+    async def _store(self, landing: Landing, with_reply: bool = True) -> None:
+        try:
+            await self._attempts.store(landing, with_reply)
+        except DiskFull:
+            self.halt("disk_full", "")
+
+    def _put_back(self, landing: Landing, item: Item, lane: Lane) -> None:
+        """It never left, or its provider was stopped under it: pending, and nothing is counted."""
+        lane.back(item.prompt.dataset)
+        item.avoid = lane.name
+        self.queues.back(item)
+        self.wake()
+
+    def _again(self, landing: Landing, item: Item, lane: Lane) -> None:
+        self.board.retries += 1
+        if not self.gate.is_open:  # it closed while the reply was being stored
+            self._put_back(landing, item, lane)
+            return
+        lane.back(item.prompt.dataset)
+        item.avoid = lane.name
+        tries = item.unpaid + item.replies
+        if isinstance(landing.failure, UNCOUNTED) or tries <= 1:
+            self.queues.back(item)  # the lane's own hold is the wait; a first accident is none
+            return
+        now = asyncio.get_running_loop().time()
+        self.queues.retry_at(now + backoff_s(tries - 2, self._dice.random()), item)
+
+    def _finish(self, landing: Landing, item: Item, lane: Lane) -> None:
+        rollout, sample = landing.rollout, landing.sample
+        dataset = rollout.dataset
+        aborted = rollout.outcome == "aborted"
+        if aborted:
+            lane.back(dataset)
+        else:
+            self.queues.of(item.prompt).ended += 1
+            lane.done += 1
+            self.board.done_here += 1
+            self.board.forecast.observe(dataset, landing.bill.cost_usd)
+        self._announce(rollout, landing)
+        if sample is not None and self._ports.on_sample is not None:
+            self._ports.on_sample(sample, rollout, item.prepared.prompt)
+        if not aborted:
+            truncated = sample is not None and sample.error_class == "truncated_length"
+            usable = sample is not None and (sample.trainable or truncated)
+            self._canary(lane, dataset, bad=not usable)
+
+    def _canary(self, lane: Lane, dataset: str, bad: bool) -> None:
+        verdict = lane.ended(dataset, bad)
+        if verdict is not None:
+            self._ports.emit(verdict)
+
+    def _announce(self, rollout: Rollout, landing: Landing | None) -> None:
+        """The one event of an outcome, after its line is safe."""
+        self.board.outcomes[rollout.outcome] += 1
+        sample = landing.sample if landing else None
+        if sample is not None:
+            self.board.verdicts[sample.verdict] += 1
+        self._ports.emit(
+            ev.Outcome(
+                prompt_id=rollout.prompt_id,
+                dataset=rollout.dataset,
+                arm=rollout.arm,
+                backend=rollout.backend,
+                outcome=rollout.outcome,
+                sample_id=sample.sample_id if sample else "",
+                provider=rollout.provider,
+                error_class=rollout.error_class,
+                verdict=sample.verdict if sample else None,
+                attempt=rollout.attempt,
+                prompt_tokens=rollout.usage.prompt_tokens,
+                completion_tokens=rollout.usage.completion_tokens,
+                cost_usd=landing.bill.cost_usd if landing else None,
+                latency_s=rollout.timings.total_s if rollout.timings else None,
+                calls=len(sample.calls) if sample else 0,
+            )
+        )
+
+
+def _error_of(landing: Landing) -> tuple[str | None, str | None]:
+    if landing.cut:
+        return "cut_" + landing.cut, None
+    if landing.failure is not None:
+        return landing.failure.kind, str(landing.failure)
+    if landing.sample is not None and landing.sample.verdict == "rejected":
+        return landing.sample.error_class, None
+    return None, None

@@ -1,0 +1,182 @@
+"""What leaves next: one pass over queues and lanes, and the rendering that runs ahead of it.
+
+Promises: never more in flight than the window, each lane's limit, its canaries and the budget
+allow; the dataset most behind goes first. Knows the gate only as a question."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any
+
+from core.budget import Budget
+from core.config import Config
+from core.generate.attempt import Attempts
+from core.generate.board import Board
+from core.generate.landing import Lander
+from core.generate.lanes import Lane
+from core.generate.ports import Ports
+from core.generate.queues import Item, Queue, Queues
+from core.generate.request import Prepared, prepare
+from core.providers.base import Provider
+from core.schema import Prompt
+
+READY_LOW = 64
+RENDER_CHUNK = 16
+
+
+class Pump:
+    """Moves prompts from the queues into the air. `spawn` runs a coroutine under the generator's
+    supervision."""
+
+    def __init__(
+        self,
+        config: Config,
+        ports: Ports,
+        attempts: Attempts,
+        lander: Lander,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[Any]],
+        renders: Executor,
+    ) -> None:
+        self._config = config
+        self._ports = ports
+        self._attempts = attempts
+        self._lander = lander
+        self._spawn = spawn
+        self._renders = renders
+        self._queues: Queues = lander.queues
+        self._board: Board = lander.board
+        self._lanes: list[Lane] = lander.lanes
+        self._budget: Budget = attempts.books.budget
+        self.window = config.generate.max_in_flight
+        self.rendering = 0
+        self._feed = asyncio.Event()
+
+    def pump(self, now: float) -> None:
+        while len(self._attempts.aloft) < self.window:
+            choice = self._choose(now)
+            if choice is None:
+                return
+            self._start(*choice, now)
+
+    def _choose(self, now: float) -> tuple[Item, Lane, float] | None:
+        """The next (prompt, lane, reservation): the dataset most behind that has somewhere to
+        go."""
+        for queue in self._queues.by_need():
+            open_lanes = [
+                lane
+                for lane in self._lanes
+                if lane.backend == queue.backend and lane.open_to(queue.dataset)
+            ]
+            if not open_lanes:
+                queue.stopped = self._why_closed(queue)
+                continue
+            item = queue.ready[0]
+            able = [lane for lane in open_lanes if lane.takes(queue.dataset, now)]
+            able.sort(key=lambda lane: _preference(lane, item))
+            for lane in able:
+                usd = self._reservation(item, lane)
+                if self._budget.fits(usd):
+                    queue.ready.popleft()
+                    return item, lane, usd
+            if not any(self._budget.could_ever_fit(self._worst(item, one)) for one in open_lanes):
+                queue.ready.popleft()
+                self._feed.set()
+                left = self._budget.budget_usd - self._budget.spent_usd
+                self._spawn(
+                    self._lander.refuse(item, "budget", f"${left:.4f} left of it", final=False)
+                )
+        return None
+
+    def _why_closed(self, queue: Queue) -> str:
+        lanes = [lane for lane in self._lanes if lane.backend == queue.backend]
+        reasons = [
+            f"{lane.name} {lane.stopped or 'canary failed'}"
+            for lane in lanes
+            if not lane.open_to(queue.dataset)
+        ]
+        return "; ".join(reasons) or f"no lane of {queue.backend}"
+
+    def _worst(self, item: Item, lane: Lane) -> float:
+        max_tokens = self._config.generate.max_tokens
+        return lane.spec.price.worst_usd(len(item.prepared.ids) + 8, max_tokens)
+
+    def _reservation(self, item: Item, lane: Lane) -> float:
+        """Worst case (8 tokens of slack for a server that adds some), or the likely one in the
+        faster mode."""
+        if self._config.generate.reserve == "p99":
+            p99 = self._board.p99_tokens(item.prompt.dataset)
+            if p99 is not None:
+                tokens = min(p99, self._config.generate.max_tokens)
+                return lane.spec.price.worst_usd(len(item.prepared.ids) + 8, tokens)
+        return self._worst(item, lane)
+
+    def _start(self, item: Item, lane: Lane, usd: float, now: float) -> None:
+        item.attempt += 1
+        queue = self._queues.of(item.prompt)
+        queue.taken += 1
+        self._budget.reserve((item.prompt.prompt_id, item.attempt), usd, self._worst(item, lane))
+        lane.left(item.prompt.dataset, now)
+        self._board.sent += 1
+        aloft = self._attempts.launch(item, lane, now)
+        open_here = sum(x.limit.in_flight for x in self._lanes if x.backend == lane.backend)
+        aloft.alone = open_here == 1
+        aloft.task = self._spawn(self._lander.carry(aloft))
+        if len(queue.ready) < READY_LOW:
+            self._feed.set()
+
+    def next_wait(self, now: float) -> float | None:
+        waits: list[float] = []
+        if (due := self._queues.next_due()) is not None:
+            waits.append(due - now)
+        if any(q.ready and not q.stopped for q in self._queues.queues):
+            for lane in self._lanes:
+                if not lane.stopped and (wait := lane.limit.wait_s(now)) is not None:
+                    waits.append(wait)
+        return max(0.001, min(waits)) if waits else None
+
+    async def render_ahead(self, providers: dict[str, Provider]) -> None:
+        """Keep every dataset's next prompts rendered, in a thread, fairest first."""
+        loop = asyncio.get_running_loop()
+        attempts = self._ports.recovered.attempts
+        replies = self._ports.recovered.replies
+        while True:
+            queue = self._queues.hungry(READY_LOW) if self._lander.gate.is_open else None
+            if queue is None:
+                self._feed.clear()
+                self._lander.wake()
+                await self._feed.wait()
+                continue
+            batch = [queue.waiting.popleft() for _ in range(min(RENDER_CHUNK, len(queue.waiting)))]
+            self.rendering += 1
+            try:
+                sends_messages = providers[queue.backend].sends_messages
+                done = await loop.run_in_executor(
+                    self._renders, _prepare_all, batch, self._ports.renderer, sends_messages
+                )
+                for prompt, prepared in zip(batch, done, strict=True):
+                    item = Item(
+                        prompt, attempts.get(prompt.prompt_id, 0), replies.get(prompt.prompt_id, 0)
+                    )
+                    item.prepared = prepared
+                    if prepared.refusal:
+                        queue.taken += 1
+                        await self._lander.refuse(item, prepared.refusal, prepared.detail)
+                    else:
+                        queue.ready.append(item)
+            finally:
+                self.rendering -= 1
+            self._lander.wake()
+
+
+def _preference(lane: Lane, item: Item) -> tuple[bool, float, float]:
+    """Not the one that failed it last, then the configured rank, then the emptiest."""
+    return (
+        lane.name == item.avoid,
+        lane.spec.rank,
+        lane.limit.in_flight / lane.limit.width + 1e-6 * random.random(),
+    )
+
+
+def _prepare_all(prompts: list[Prompt], renderer: Any, sends_messages: bool) -> list[Prepared]:
+    return [prepare(prompt, renderer, sends_messages) for prompt in prompts]

@@ -1,0 +1,130 @@
+"""What waits: prompts by backend and dataset, in fair shares, prompts with a common beginning side
+by side.
+
+Pure. Fairness: the dataset that has got the smallest part of its prompts is next, so that all end
+together and the audit sees every dataset while the run is young."""
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from core.generate.request import Prepared, prefix_key
+from core.schema import Prompt
+
+
+class Item:
+    """One prompt on its way to its outcome. `attempt` is the number of the last one sent, over all
+    lives of the run.
+
+    `unpaid` and `replies` are the used parts of its two attempt budgets; `avoid` the lane that
+    failed it last."""
+
+    __slots__ = ("attempt", "avoid", "prepared", "prompt", "replies", "unpaid")
+
+    def __init__(self, prompt: Prompt, attempt: int = 0, replies: int = 0) -> None:
+        self.prompt = prompt
+        self.prepared = Prepared(prompt=prompt)
+        self.attempt = attempt
+        self.unpaid = 0
+        self.replies = replies
+        self.avoid = ""
+
+
+class Queue:
+    """One dataset on one backend."""
+
+    def __init__(self, backend: str, dataset: str, prompts: Iterable[Prompt]) -> None:
+        self.backend = backend
+        self.dataset = dataset
+        self.waiting = deque(grouped(prompts))
+        self.ready: deque[Item] = deque()
+        self.total = len(self.waiting)
+        self.taken = 0
+        self.ended = 0
+        self.stopped = ""
+
+    @property
+    def progress(self) -> float:
+        return self.taken / self.total if self.total else 1.0
+
+    @property
+    def pending(self) -> int:
+        return self.total - self.ended
+
+
+def grouped(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
+    """Same order, but prompts that share tools and system message follow each other."""
+    groups: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        groups.setdefault(prefix_key(prompt), []).append(prompt)
+    for group in groups.values():
+        yield from group
+
+
+class Queues:
+    """All of them, and the retries that wait for their time."""
+
+    def __init__(self, prompts: Iterable[Prompt]) -> None:
+        rows: dict[tuple[str, str], list[Prompt]] = {}
+        for prompt in prompts:
+            rows.setdefault((prompt.backend, prompt.dataset), []).append(prompt)
+        self.queues = [Queue(backend, dataset, row) for (backend, dataset), row in rows.items()]
+        self._by_key = {(q.backend, q.dataset): q for q in self.queues}
+        self._retries: list[tuple[float, int, Item]] = []
+        self._serial = 0
+
+    def of(self, prompt: Prompt) -> Queue:
+        return self._by_key[prompt.backend, prompt.dataset]
+
+    def by_need(self) -> list[Queue]:
+        """Queues with something ready, the most behind first."""
+        return sorted((q for q in self.queues if q.ready and not q.stopped), key=_progress)
+
+    def hungry(self, low: int) -> Queue | None:
+        """The queue that needs rendering most."""
+        able = [q for q in self.queues if q.waiting and len(q.ready) < low and not q.stopped]
+        return min(able, key=lambda q: (len(q.ready), q.progress), default=None)
+
+    def retry_at(self, when: float, item: Item) -> None:
+        self._serial += 1
+        heapq.heappush(self._retries, (when, self._serial, item))
+
+    def back(self, item: Item) -> None:
+        """To the front of its queue: it has waited once already."""
+        queue = self.of(item.prompt)
+        queue.taken -= 1
+        queue.ready.appendleft(item)
+
+    def due(self, now: float) -> None:
+        """Retries whose time has come."""
+        while self._retries and self._retries[0][0] <= now:
+            self.back(heapq.heappop(self._retries)[2])
+
+    def next_due(self) -> float | None:
+        return self._retries[0][0] if self._retries else None
+
+    def drop_retries(self) -> int:
+        """HALT: nothing waits for a timer any more; the prompts stay pending."""
+        dropped = len(self._retries)
+        self._retries.clear()
+        return dropped
+
+    @property
+    def retrying(self) -> int:
+        return len(self._retries)
+
+    @property
+    def queued(self) -> int:
+        return sum(len(q.waiting) + len(q.ready) for q in self.queues) + len(self._retries)
+
+    def remaining(self) -> dict[str, int]:
+        """Prompts without an outcome, by dataset (both backends together)."""
+        left: dict[str, int] = {}
+        for queue in self.queues:
+            if queue.pending:
+                left[queue.dataset] = left.get(queue.dataset, 0) + queue.pending
+        return left
+
+
+def _progress(queue: Queue) -> float:
+    return queue.progress
