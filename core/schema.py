@@ -42,6 +42,8 @@ class Prompt(Record, kw_only=True):
     backend: str = "openrouter"
     thinking: bool = True
     source_row: int = 0
+    renamed: dict[str, str] = {}
+    """Function names that had to be changed to fit the target's call ids: as in the dataset -> as sent."""
 
 
 class Sampling(Record, kw_only=True):
