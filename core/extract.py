@@ -269,7 +269,8 @@ def _extract_all(
 def _pending(
     run: RunDir, max_length: int, done: set[str], vocab_size: int, tally: Tally
 ) -> Iterator[Fitted]:
-    for sample in read_samples(run):
+    columns = ["sample_id", "twin_id", "dataset", "token_ids", "prompt_len", "verdict"]
+    for sample in read_samples(run, columns):
         if not sample.trainable or sample.sample_id in done:
             continue
         try:
@@ -332,7 +333,8 @@ def _summary(
         "argmax_match": match,
         "mean_logprob": tally.logprob / tally.scored if tally.scored else None,
         "truncated": tally.truncated,
-        "dropped": tally.dropped,
+        "dropped": sum(tally.dropped.values()),
+        "dropped_why": ", ".join(f"{kind} {n}" for kind, n in sorted(tally.dropped.items())),
         "forecast_bytes": forecast,
         "bytes": writer.bytes_written,
         "batch_against_single": batch_gap,

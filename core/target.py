@@ -177,7 +177,7 @@ class Target:
         dtype: str = "float32",
         device: str = "cpu",
     ) -> "Target":
-        hf_logging.disable_progress_bar()
+        hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         with boundary(ConfigError, f"{directory}: the model cannot be loaded"):
             model: Any = AutoModelForCausalLM.from_pretrained(
                 directory, dtype=DTYPES[dtype], local_files_only=True

@@ -29,9 +29,18 @@ def is_heldout(twin_id: str, share: float) -> bool:
 
 def usable_samples(run: RunDir) -> Iterator[Sample]:
     """Samples that may be trained on: an admitting verdict and at least one completion token."""
-    for sample in read_samples(run):
+    for sample in read_samples(
+        run, ["sample_id", "twin_id", "dataset", "token_ids", "prompt_len", "verdict"]
+    ):
         if sample.trainable and 0 < sample.prompt_len < len(sample.token_ids):
             yield sample
+
+
+def masked_now(run: RunDir) -> dict[str, list[int]]:
+    """sample_id -> positions taken out of the loss, for samples that may be trained on as the audit
+    stands now: it may have been applied after their states were extracted."""
+    samples = read_samples(run, ["sample_id", "verdict"])
+    return {sample.sample_id: sample.masked for sample in samples if sample.trainable}
 
 
 def supervised_KT(mask_T: torch.Tensor, steps: int, align: MaskAlign) -> torch.Tensor:

@@ -210,6 +210,10 @@ def run(
     )
     write_atomic(run.eval, msgspec.json.format(msgspec.json.encode(report)))
     emit(to_event(report))
+    if report.decoded:
+        served = report.decoded.acceptance_length
+        if warning := served_warning(report.walk.acceptance_length, served):
+            emit(ev.Log(level="warn", stage="evaluate", message=warning))
     return headline(report)
 
 

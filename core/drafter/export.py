@@ -266,9 +266,11 @@ def run(
         raise ExportError(
             f"{run.checkpoints}: no checkpoint; run the train stage first", kind="no_checkpoint"
         )
-    engines, summary = config.export.engines, {}
+    engines = config.export.engines
+    summary: dict[str, Any] = {"checkpoint": path.name, "engines": ", ".join(engines)}
     run.export.mkdir(parents=True, exist_ok=True)
     for done, engine in enumerate(engines):
-        summary[engine] = export_checkpoint(path, config, engine, run.export / engine)
+        made = export_checkpoint(path, config, engine, run.export / engine)
+        summary.update({f"{engine}_{key}": value for key, value in made.items()})
         emit(ev.StageProgress(stage="export", done=done + 1, total=len(engines), detail=engine))
-    return {"checkpoint": path.name, "engines": summary}
+    return summary

@@ -10,8 +10,9 @@ trains on past a NaN."""
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from core import events as ev
 from core.config import Config
 from core.drafter import checkpoint
 from core.drafter.checkpoint import CheckpointState
-from core.drafter.data import Batch, collate, is_heldout, plan_batches, supervised_KT
+from core.drafter.data import Batch, collate, is_heldout, masked_now, plan_batches, supervised_KT
 from core.drafter.guard import Guard, learning_rate
 from core.drafter.loss import LossResult, teach, ttt_loss
 from core.drafter.model import DraftConfig, Drafter
@@ -62,10 +63,10 @@ def draft_config(config: Config, meta: FeatureMeta, draft_vocab_size: int) -> Dr
     if draft.rope_theta:
         rope["rope_theta"] = float(draft.rope_theta)
     kv_heads = draft.num_kv_heads or int(getattr(hf, "num_key_value_heads", None) or heads)
-    if heads % kv_heads:
+    if heads % kv_heads or meta.hidden_size % heads:
         raise TrainError(
-            f"draft.num_heads {heads} is not a multiple of draft.num_kv_heads {kv_heads}; "
-            "change one of them"
+            f"draft.num_heads {heads} must be a multiple of num_kv_heads {kv_heads} and divide the "
+            f"hidden size {meta.hidden_size}; change draft.num_heads or draft.num_kv_heads"
         )
     return DraftConfig(
         hidden_size=meta.hidden_size,
@@ -104,11 +105,11 @@ class Trainer:
         reader: FeatureReader,
         head: TargetHead,
         vocab: DraftVocab,
-        target_sha256: str,
+        masked: Mapping[str, Sequence[int]],
     ) -> None:
         self.config, self._reader, self._head = config, reader, head
-        self.refs = training_refs(config, reader)
-        lengths = [ref.num_tokens for ref in self.refs]
+        self.lessons = lessons(config, reader, masked)
+        lengths = [x.ref.num_tokens for x in self.lessons]
         train = config.train
         self._lengths = lengths
         self._batches_per_epoch = [len(self._batches(e)) for e in range(train.epochs)]
@@ -132,7 +133,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.drafter, config)
         self.step = self.epoch = self.batch = self.tokens = 0
         self.loss, self.accuracy_K, self.checkpoint_step = 0.0, [0.0] * train.ttt_steps, 0
-        self.contract = _contract(config, self.refs, vocab, draft, target_sha256)
+        self.contract = _contract(config, self.lessons, vocab, draft, reader.meta.target_sha256)
         self._guard = Guard()
 
     def _batches(self, epoch: int) -> list[list[int]]:
@@ -226,23 +227,35 @@ class Trainer:
 
     def _build(self, indices: list[int]) -> Batch:
         train = self.config.train
-        rows = [self._reader.load(self.refs[i]) for i in indices]
+        chosen = [self.lessons[i] for i in indices]
+        rows = [replace(self._reader.load(x.ref), mask_T=x.mask_T) for x in chosen]
         return collate(rows, train.ttt_steps, train.mask_align, torch.float32, train.device)
 
 
-def training_refs(config: Config, reader: FeatureReader) -> list[FeatureRef]:
-    """Refs outside the held-out share that have at least one supervised draft; TrainError when none
-    is left."""
-    chosen = [ref for ref in reader.refs if not is_heldout(ref.twin_id, config.eval.holdout)]
-    train = config.train
+@dataclass(frozen=True)
+class Lesson:
+    """A stored sample and its loss mask as it stands now."""
 
-    def teaches(ref: FeatureRef) -> bool:
-        return bool(supervised_KT(reader.mask(ref), train.ttt_steps, train.mask_align)[0].any())
+    ref: FeatureRef
+    mask_T: torch.Tensor
 
-    kept = [ref for ref in chosen if teaches(ref)]
+
+def lessons(
+    config: Config, reader: FeatureReader, masked: Mapping[str, Sequence[int]]
+) -> list[Lesson]:
+    """Stored samples that train: in `masked` (see data.masked_now), outside the held-out share,
+    with at least one supervised draft. TrainError when none is left."""
+    train, kept = config.train, []
+    for ref in reader.refs:
+        if ref.sample_id not in masked or is_heldout(ref.twin_id, config.eval.holdout):
+            continue
+        mask_T = reader.mask(ref)
+        mask_T[[i for i in masked[ref.sample_id] if i < ref.num_tokens]] = False
+        if bool(supervised_KT(mask_T, train.ttt_steps, train.mask_align)[0].any()):
+            kept.append(Lesson(ref, mask_T))
     if not kept:
         raise TrainError(
-            f"none of {len(chosen)} training samples has a supervised position; "
+            f"none of {len(reader.refs)} stored samples has a supervised position to train on; "
             "generate more, or look at why samples were rejected (eyas report)",
             kind="no_supervision",
         )
@@ -270,7 +283,7 @@ def run(
     directory = target_dir(config)
     reader = FeatureReader(run.features)
     head = load_head(directory).to(config.train.device)
-    trainer = Trainer(config, reader, head, load_vocab(run.vocab), reader.meta.target_sha256)
+    trainer = Trainer(config, reader, head, load_vocab(run.vocab), masked_now(run))
     newest = checkpoint.latest(run.checkpoints)
     if newest is not None:
         trainer.resume(newest)
@@ -300,10 +313,10 @@ def run(
     newest = checkpoint.latest(run.checkpoints)
     return {
         "steps": trainer.step,
-        "samples": len(trainer.refs),
+        "samples": len(trainer.lessons),
         "tokens": trainer.tokens,
         "loss": trainer.loss,
-        "accuracy_K": trainer.accuracy_K,
+        **{f"accuracy_{k}": share for k, share in enumerate(trainer.accuracy_K)},
         "parameters": sum(p.numel() for p in trainer.drafter.parameters()),
         "seconds": time.monotonic() - started,
         "checkpoint": newest.name if newest else "",
@@ -337,14 +350,15 @@ def _report(
 
 def _contract(
     config: Config,
-    refs: list[FeatureRef],
+    taught: list[Lesson],
     vocab: DraftVocab,
     draft: DraftConfig,
     target_sha256: str,
 ) -> dict[str, Any]:
     features = hashlib.sha256()
-    for ref in refs:
-        features.update(f"{ref.sample_id} {ref.sha256}\n".encode())
+    for x in taught:
+        features.update(f"{x.ref.sample_id} {x.ref.sha256} ".encode())
+        features.update(x.mask_T.to(torch.uint8).numpy().tobytes())
     return {
         **{f"train.{name}": getattr(config.train, name) for name in TRAJECTORY},
         "run.seed": config.run.seed,

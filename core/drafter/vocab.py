@@ -91,7 +91,9 @@ def check_maps(d2t_D: NDArray[np.int64], t2d_V: NDArray[np.bool_]) -> list[str]:
     if int(t2d_V.sum()) != len(d2t_D):
         problems.append(f"t2d: {int(t2d_V.sum())} ids marked, d2t has {len(d2t_D)}")
     elif not problems and not np.array_equal(np.flatnonzero(t2d_V), used_D):
-        problems.append("t2d: marks other ids than d2t names")
+        problems.append(
+            "t2d: marks other ids than d2t names; d2t holds offsets (id - index), not ids"
+        )
     return problems
 
 
@@ -163,12 +165,16 @@ def run(
     vocab = build(total, vocab_size, config.draft.vocab_size)
     save_vocab(vocab, run.vocab)
     emit(ev.StageProgress(stage="vocab", done=sum(total.values()), total=sum(total.values())))
-    shares = coverage(vocab, {"": total})
+    everything: Counter[int] = Counter()
+    for by_id in heldout.values():
+        everything.update(by_id)
+    shares = coverage(vocab, {"train": total, "heldout": everything})
+    by_dataset = coverage(vocab, heldout or train)
     return {
         "draft_vocab_size": len(vocab.d2t_D),
         "distinct_tokens": len(total),
         "supervised_tokens": sum(total.values()),
-        "coverage": shares[""],
-        "coverage_train": coverage(vocab, train),
-        "coverage_heldout": coverage(vocab, heldout),
+        "coverage": shares["train"],
+        "coverage_heldout": shares["heldout"] if heldout else None,
+        "coverage_by_dataset": ", ".join(f"{n} {s:.1%}" for n, s in by_dataset.items()),
     }

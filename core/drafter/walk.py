@@ -46,16 +46,20 @@ def chain_right(
         outputs = drafter.columns(
             ids_T[None].to(aux_TX.device), aux_TX[None], columns, draft_tokens
         )
-        alive_N = torch.ones_like(columns.pos_N, dtype=torch.bool)
-        count_N = torch.zeros_like(columns.pos_N)
+        right_KN = torch.zeros(draft_tokens, columns.pos_N.numel(), dtype=torch.bool)
         for k, hidden_NH in enumerate(outputs):
-            at_N = columns.pos_N + 2 + k
-            text_N = ids_T.to(aux_TX.device)[at_N.clamp_max(length - 1)]
-            alive_N &= (drafter.target_ids(drafter.logits(hidden_NH)) == text_N) & (at_N < length)
-            count_N += alive_N
+            at_N = (columns.pos_N + 2 + k).cpu()
+            drafts_N = drafter.target_ids(drafter.logits(hidden_NH)).cpu()
+            right_KN[k] = (drafts_N == ids_T[at_N.clamp_max(length - 1)]) & (at_N < length)
     right_T = torch.zeros(length, dtype=torch.long)
-    right_T[columns.pos_N.cpu()] = count_N.cpu()
+    right_T[columns.pos_N.cpu()] = leading(right_KN)
     return right_T
+
+
+def leading(right_KN: torch.Tensor) -> torch.Tensor:
+    """[N] how many steps are right before the first wrong one: a later hit after a miss counts
+    nothing (case C69)."""
+    return right_KN.long().cumprod(0).sum(0)
 
 
 def walk(right_T: Sequence[int], prompt_len: int, length: int) -> Steps:

@@ -39,13 +39,15 @@ def tiny_llama(seed: int = 0, kv_heads: int = 2, layers: int = LAYERS) -> LlamaF
     return model.eval()
 
 
-def tiny_drafter(target: Target, seed: int = 0, draft_vocab: int = 60, rope: dict | None = None) -> Drafter:
+def tiny_drafter(
+    target: Target, seed: int = 0, draft_vocab: int = 60, rope: dict | None = None
+) -> Drafter:
     """Untrained, over a random half of the vocabulary; its heads differ from the target's."""
     generator = torch.Generator().manual_seed(seed)
     used = torch.randperm(VOCAB, generator=generator)[:draft_vocab].sort().values
     vocab = from_used(used.tolist(), VOCAB)
     draft = DraftConfig(
-        hidden_size=HIDDEN, intermediate_size=48, num_heads=6, num_kv_heads=3, head_dim=8, rms_eps=1e-6,
+        hidden_size=HIDDEN, intermediate_size=48, num_heads=8, num_kv_heads=4, head_dim=6, rms_eps=1e-6,
         vocab_size=VOCAB, draft_vocab_size=draft_vocab, max_position_embeddings=256, aux_layers=target.aux_layers,
         rope_parameters=rope or {"rope_type": "default", "rope_theta": 10_000.0},
         num_target_layers=target.num_layers, bos_id=4, eos_ids=[EOS],
@@ -111,9 +113,20 @@ def make_config(target_path: Path) -> Callable[..., cfg.Config]:
         base: dict[str, dict[str, object]] = {
             "run": {"seed": 7},
             "target": {"kind": "hf", "path": str(target_path), "tokenizer": str(target_path)},
-            "extract": {"batch_tokens": 200, "shard_bytes": 20_000, "dtype": "float32", "max_length": 64},
+            "extract": {
+                "batch_tokens": 200,
+                "shard_bytes": 20_000,
+                "dtype": "float32",
+                "max_length": 64,
+            },
             "draft": {"vocab_size": 64},
-            "train": {"ttt_steps": 3, "lr": 2e-3, "batch_tokens": 200, "epochs": 2, "checkpoint_every": 4},
+            "train": {
+                "ttt_steps": 3,
+                "lr": 2e-3,
+                "batch_tokens": 200,
+                "epochs": 2,
+                "checkpoint_every": 4,
+            },
             "eval": {"holdout": 0.2, "max_new_tokens": 24},
         }
         for name, fields in sections.items():
