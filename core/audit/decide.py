@@ -38,6 +38,7 @@ class Scope(msgspec.Struct, kw_only=True):
 
     provider: str
     arm: str
+    samples: int
     decision: Decision
     reason: str
 
@@ -83,7 +84,9 @@ def _decide(
     scopes = []
     for (provider, arm), mine in sorted(cells.items()):
         decision, reason = _scope(mine, compared.get((name, provider, arm)))
-        scopes.append(Scope(provider=provider, arm=arm, decision=decision, reason=reason))
+        scopes.append(
+            Scope(provider=provider, arm=arm, samples=len(mine), decision=decision, reason=reason)
+        )
     worst = max(scopes, key=lambda s: DECISIONS.index(s.decision))
     api = [c for key, c in compared.items() if key[0] == name]
     judged = bool(api) and all(c.judged for c in api)
@@ -111,9 +114,11 @@ def _scope(rows: list[Trait], comparison: Comparison | None) -> tuple[Decision, 
     deviations = comparison.deviations if comparison else []
     trained = [t for t in rows if t.trainable]
     bad = [t for t in trained if t.offends]
+    if not trained:
+        return "regenerate", f"none of {len(rows)} samples is exact or consistent"
     if hit := next((d for d in deviations if d.remedy == "regenerate"), None):
         return "regenerate", f"{hit.saw} (p {hit.p:.1g})"
-    if trained and len(bad) > HOPELESS * len(trained):
+    if len(bad) > HOPELESS * len(trained):
         return "regenerate", f"{len(bad)} of {len(trained)} samples have an error"
     lost = [t for t in bad if not t.maskable]
     if lost:
@@ -125,7 +130,7 @@ def _scope(rows: list[Trait], comparison: Comparison | None) -> tuple[Decision, 
             "mask",
             f"{len(bad)} of {len(trained)} samples have doubtful tokens at known positions",
         )
-    return "keep", f"no error in {len(trained)} samples" if trained else "nothing to train on"
+    return "keep", f"no error in {len(trained)} samples"
 
 
 def costs(rows: Sequence[Trait], again: set[tuple[str, str]], trims: set[str]) -> dict[str, Cost]:

@@ -16,7 +16,7 @@ from core.events import Canary, Tripwire
 from core.render.base import Renderer
 from core.schema import Finding, Prompt, Sample
 
-LEAK_RULES = frozenset({"marker_leak", "marker_fragment", "special_in_text", "spaced_markers"})
+LEAK_RULES = frozenset({"marker_leak", "marker_fragment", "special_in_text", "flag:spaced_markers"})
 LEAK_CLASSES = frozenset(
     {
         "unknown_marker",

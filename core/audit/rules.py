@@ -26,7 +26,7 @@ from core.render.base import Renderer
 from core.schema import Finding, Prompt, Sample
 
 Severity = Literal["info", "warn", "error"]
-NATIVE_ID = re.compile(r"functions\.([\w.\-]+):(\d+)")
+NATIVE_ID = re.compile(r"functions\.([^\s<|]+):([0-9]+)")
 PROMPT_SLACK = 3
 """Billed prompt tokens may exceed ours by this many (Kimi-Vendor-Verifier's tolerance)."""
 LOOP_TOKENS = 128
@@ -313,6 +313,12 @@ RULES: tuple[Rule, ...] = (
     repetition,
     flags,
 )
-FLAG_SEVERITY: dict[str, Severity] = {}
+FLAG_SEVERITY: dict[str, Severity] = {
+    "spaced_markers": "warn",
+    "provider_trims_whitespace": "warn",
+    "mixed_stop_offset": "warn",
+    "tool_calls_duplicated": "warn",
+    "stop_at_limit": "warn",
+}
 """Flags of rebuilding that deserve more than `info`."""
-_FOUND_BY_RULES = frozenset({"no_think_close"})
+_FOUND_BY_RULES = frozenset({"no_think_close", "prompt_count_drift", "tool_id_foreign"})

@@ -45,6 +45,7 @@ class RunDir:
         self.samples = path / "samples"
         self.findings = path / "findings.jsonl"
         self.audit = path / "audit.json"
+        self.decisions = path / "decisions.jsonl"
         self.spend = path / "spend.jsonl"
         self.features = path / "features"
         self.vocab = path / "vocab.safetensors"
