@@ -1,0 +1,294 @@
+"""The console application: screens, actions, and the one clock that paints.
+
+It shows runs and steers them; it never owns one. Every key is in `actions`, every pane a pure
+function of the state.
+"""
+
+import datetime
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import BindingType
+from textual.driver import Driver
+from textual.screen import Screen
+
+from console import actions, theme
+from console.driver import ConsoleDriver
+from console.screens.base import BaseScreen
+from console.screens.board import BoardScreen
+from console.screens.lists import ErrorsScreen, ListScreen, LogScreen, RunsScreen
+from console.screens.modal import HelpScreen, SummaryScreen
+from console.session import Session
+from console.steering import Steering
+from console.summary import summary_lines
+from console.widgets.lines import Lines
+from core.config import Console as ConsoleConfig
+from core.store import RunDir
+
+MAX_BACKLOG = (
+    3  # writes waiting for the terminal; beyond this a paint would only make a slow link slower
+)
+
+
+class ConsoleApp(Steering, App[int], inherit_bindings=False):
+    """`run` None: the list of runs first."""
+
+    CSS_PATH = "app.tcss"
+    TITLE = "eyas"
+    COMMAND_PALETTE_BINDING = "ctrl+p"
+    BINDINGS: ClassVar[list[BindingType]] = list(actions.bindings())
+
+    def __init__(
+        self,
+        run: RunDir | None = None,
+        read_only: bool = False,
+        config: ConsoleConfig | None = None,
+        runs_folder: Path | None = None,
+        replay_speed: float = 0.0,
+        driver_class: type[Driver] | None = ConsoleDriver,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(driver_class=driver_class)
+        self.config = config or ConsoleConfig()
+        self.first_run, self.read_only, self.runs_folder = run, read_only, runs_folder
+        self.replay_speed = replay_speed
+        self.clock, self.wall = clock, wall
+        self.session: Session | None = None
+        self.ascii_only = self.config.ascii
+        self.refresh_hz = 1.0 if self.config.low_bandwidth else self.config.refresh_hz
+        self._halt_presses: list[float] = []
+        self._summary_seen = 0
+        self._paint_timer: Any = None
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Themes of others lack our two names."""
+        return {"line": "#4A5560", "faint": "#7C8894"}
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────
+
+    def on_mount(self) -> None:
+        for each in theme.THEMES:
+            self.register_theme(each)
+        wanted = theme.choose(self.config.theme, self.config.low_bandwidth)
+        self.theme = wanted if wanted in self.available_themes else theme.DARK
+        self.theme_changed_signal.subscribe(self, lambda _: self._refresh_themes())
+        ConsoleDriver.on_halt = self._halt_from_input_thread
+        self._set_rate(self.refresh_hz)
+        if self.first_run is None:
+            self.push_screen(RunsScreen())
+        else:
+            self.open_run(self.first_run)
+
+    async def on_unmount(self) -> None:
+        ConsoleDriver.on_halt = None
+        if self.session is not None:
+            await self.session.stop()
+
+    def open_run(self, run: RunDir) -> None:
+        """Attach to a run and show its board."""
+        session = Session(run, self.read_only, self.replay_speed, self.clock, self.wall)
+        session.state.refresh_hz = self.refresh_hz
+        self.session = session
+        session.start()
+        self.push_screen(BoardScreen(session))
+
+    async def _close_run(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            await session.stop()
+
+    def _set_rate(self, hz: float) -> None:
+        self.refresh_hz = min(4.0, max(0.25, hz))
+        if self.session is not None:
+            self.session.state.refresh_hz = self.refresh_hz
+        if self._paint_timer is not None:
+            self._paint_timer.stop()
+        self._paint_timer = self.set_interval(1 / self.refresh_hz, self.paint)
+
+    def paint(self) -> None:
+        """One tick: nothing is drawn while the terminal has not taken the last picture."""
+        session = self.session
+        if session is not None:
+            problem = session.tick()
+            if problem:
+                self.say(f"the feed stopped: {problem}", "error")
+            self._offer_summary(session)
+        if isinstance(self._driver, ConsoleDriver) and self._driver.backlog > MAX_BACKLOG:
+            return
+        screen = self.screen
+        if isinstance(screen, BaseScreen):
+            screen.paint()
+
+    def _offer_summary(self, session: Session) -> None:
+        """The last page opens by itself, once, when it arrives while the board is in view."""
+        event = session.state.view.summary
+        if (
+            event is None
+            or event.seq == self._summary_seen
+            or not isinstance(self.screen, BoardScreen)
+        ):
+            return
+        first_look = self._summary_seen == 0 and session.state.link in ("ended", "files")
+        self._summary_seen = event.seq
+        if not first_look:
+            self.action_summary()
+
+    def _refresh_themes(self) -> None:
+        for screen in self.screen_stack:
+            for widget in screen.query(Lines):
+                widget.refresh_theme()
+
+    def say(self, message: str, severity: str = "information") -> None:
+        """A toast; the text is never read as markup."""
+        level: Any = severity
+        self.notify(message, severity=level, markup=False, timeout=6)
+
+    # ── moving about ─────────────────────────────────────────────────────────────────────────
+
+    def open_screen(self, name: str) -> None:
+        """A screen of the open run on top of the board; another one of its kind is replaced, not
+        stacked.
+        """
+        session = self.session
+        if session is None:
+            self.say("open a run first", "warning")
+            return
+        from console.screens.chart import ChartScreen
+        from console.screens.probe import ProbeScreen
+
+        kinds: dict[str, type[BaseScreen]] = {
+            "errors": ErrorsScreen,
+            "log": LogScreen,
+            "chart": ChartScreen,
+            "probe": ProbeScreen,
+        }
+        if isinstance(self.screen, kinds[name]):
+            return
+        if isinstance(self.screen, BaseScreen) and not isinstance(self.screen, BoardScreen):
+            self.switch_screen(kinds[name](session))
+        else:
+            self.push_screen(kinds[name](session))
+
+    def action_probe(self) -> None:
+        self.open_screen("probe")
+
+    def action_errors(self) -> None:
+        self.open_screen("errors")
+
+    def action_log(self) -> None:
+        self.open_screen("log")
+
+    def action_chart(self) -> None:
+        if self.config.low_bandwidth:
+            self.say("charts are off with low_bandwidth")
+            return
+        self.open_screen("chart")
+
+    def action_pane(self, number: int) -> None:
+        if isinstance(self.screen, BoardScreen):
+            self.screen.show_pane(number)
+
+    def action_zoom(self) -> None:
+        if isinstance(self.screen, BoardScreen):
+            self.screen.zoom()
+
+    def action_summary(self) -> None:
+        state = self.session.state if self.session else None
+        if state is None or state.view.summary is None:
+            self.say("the summary comes at the end of the run")
+            return
+        width = min(self.size.width, 92) - 6
+        self.push_screen(
+            SummaryScreen(summary_lines(state.view.summary, state.view.evaluated, width))
+        )
+
+    def action_help(self) -> None:
+        extra = self.screen.extra_keys if isinstance(self.screen, BaseScreen) else ()
+        self.push_screen(HelpScreen(extra, self.read_only))
+
+    async def action_back(self) -> None:
+        screen = self.screen
+        if isinstance(screen, ListScreen) and screen.close_filter():
+            return
+        if isinstance(screen, BoardScreen):
+            if screen.maximized is not None:
+                screen.zoom()
+            elif self.first_run is None:
+                await self._close_run()
+                await self.pop_screen()
+            return
+        if isinstance(screen, BaseScreen) and len(self.screen_stack) > 2:
+            await self.pop_screen()
+
+    def action_filter(self) -> None:
+        if isinstance(self.screen, ListScreen):
+            self.screen.start_filter()
+        else:
+            self.open_screen("log")
+            self.call_after_refresh(self._filter_soon)
+
+    def _filter_soon(self) -> None:
+        if isinstance(self.screen, ListScreen):
+            self.screen.start_filter()
+
+    # ── view ─────────────────────────────────────────────────────────────────────────────────
+
+    def action_freeze(self) -> None:
+        if self.session is not None:
+            self.session.state.frozen = not self.session.state.frozen
+            self.paint()
+
+    def action_faster(self) -> None:
+        self._set_rate(self.refresh_hz * 2)
+        self.say(f"painting at {self.refresh_hz:g} Hz")
+
+    def action_slower(self) -> None:
+        self._set_rate(self.refresh_hz / 2)
+        self.say(f"painting at {self.refresh_hz:g} Hz")
+
+    def action_save_svg(self) -> None:
+        name = f"eyas-{datetime.datetime.now():%Y%m%d-%H%M%S}.svg"
+        try:
+            path = self.save_screenshot(name)
+        except OSError as e:
+            self.say(f"screenshot: {e.strerror}; start the console in a writable folder", "error")
+        else:
+            self.say(f"saved {path}")
+
+    # ── leaving ──────────────────────────────────────────────────────────────────────────────
+
+    def action_hint(self) -> None:
+        self.say("the run keeps going: q leaves the console, F12 halts the run")
+
+    def action_detach(self) -> None:
+        self.exit(0)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "pane" or action == "zoom":
+            return isinstance(self.screen, BoardScreen)
+        return True
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """The palette offers what the keys do, and the themes."""
+        seen: set[str] = set()
+        for a in actions.ACTIONS:
+            if a.name in seen or a.name == "command_palette" or (a.mutates and self.read_only):
+                continue
+            seen.add(a.name)
+            yield SystemCommand(f"{a.label} ({a.shown})", a.help, self._runner(a.name))
+        for each in (theme.DARK, theme.LIGHT, theme.ANSI):
+            yield SystemCommand(
+                f"theme {each}",
+                "colours of the console",
+                lambda name=each: setattr(self, "theme", name),
+            )
+
+    def _runner(self, name: str) -> Callable[[], Any]:
+        async def run() -> None:
+            await self.run_action(name)
+
+        return run

@@ -1,0 +1,390 @@
+"""The console without a screen: tables and lines for pipes, CI, screen readers and dumb terminals.
+
+One line says one thing, the important one first; no cursor movement, no colour unless a terminal
+asks for it. Prints for people; machine-readable output is core's.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from console import format as f
+from console import probe, status
+from console.sanitize import clean, wrap
+from console.state import ConsoleState
+from console.summary import headline
+from console.widgets import tokens as tk
+from console.widgets.evidence import evidence
+from console.widgets.line import Line, Part, plain
+from console.widgets.run_panes import providers
+from console.widgets.spark import spark
+from console.widgets.work_panes import audit_row
+from core import events as ev
+from core.errors import EXIT_DONE
+from core.journal import load_view
+from core.store import RunDir, list_runs, observed_status
+
+STYLE = {
+    "ok": "cyan",
+    "warn": "yellow",
+    "error": "bold red",
+    "dim": "dim",
+    "bold": "bold",
+    "accent": "yellow",
+    "extra": "magenta",
+}
+_PANE_ROWS = 1_000
+
+
+def make_console(record: bool = False) -> Console:
+    """Never reads markup, never colours a dumb terminal or a pipe, never wraps lines of a pipe."""
+    dumb = os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
+    return Console(
+        markup=False,
+        highlight=False,
+        emoji=False,
+        record=record,
+        soft_wrap=not sys.stdout.isatty(),
+        color_system=None if dumb else "auto",
+        width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 120)),
+    )
+
+
+def text(part: Part) -> Text:
+    """A part of a line as rich text: cleaned, never markup."""
+    if isinstance(part, str):
+        return Text(clean(part))
+    return Text(clean(part[0]), style=STYLE.get(part[1], ""))
+
+
+def grid(title: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Part]]) -> Table:
+    """A table without decoration: (name, `<` or `>`) a column."""
+    made = Table(
+        title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    for name, align in columns:
+        made.add_column(
+            name, justify="right" if align == ">" else "left", no_wrap=True, header_style="dim"
+        )
+    for row in rows:
+        made.add_row(*[text(part) for part in row])
+    return made
+
+
+# ── pages ───────────────────────────────────────────────────────────────────────────────────
+
+
+def show_list(folder: Path | None) -> int:
+    """`eyas list`."""
+    out = make_console()
+    rows: list[list[Part]] = []
+    now = time.time()
+    for run in list_runs(folder):
+        s = observed_status(run)
+        mark = status.mark(status.RUN, s.state)
+        done = f"{f.count(s.done)}/{f.count(s.prompts)}" if s.prompts else f.NONE
+        accept = f.NONE if s.acceptance_length is None else f"{s.acceptance_length:.2f}"
+        rows.append(
+            [
+                s.run_id,
+                (mark.text, mark.style),
+                s.stage or f.NONE,
+                done,
+                f.usd(s.spent_usd),
+                accept,
+                f.age(now - s.ts) if s.ts else f.NONE,
+            ]
+        )
+    if not rows:
+        out.print(Text("no runs here yet: eyas demo makes one"))
+        return EXIT_DONE
+    columns = [
+        ("run", "<"),
+        ("state", "<"),
+        ("stage", "<"),
+        ("done", ">"),
+        ("spent", ">"),
+        ("accept", ">"),
+        ("last seen", ">"),
+    ]
+    out.print(grid("", columns, rows))
+    return EXIT_DONE
+
+
+def loaded(run: RunDir) -> ConsoleState:
+    """A run's state from its files."""
+    state = ConsoleState(run.run_id)
+    state.load(load_view(run), 0.0)
+    state.crashed = observed_status(run).state == "crashed"
+    return state
+
+
+def status_line(state: ConsoleState, wall: float) -> str:
+    """One line with the important thing first."""
+    view, s = state.view, state.view.stats
+    parts = [state.state.upper()]
+    stage = state.stage
+    if stage is not None and not state.finished:
+        share = f" {f.percent(stage.done / stage.total)}" if stage.total else ""
+        parts.append(
+            f"{stage.name} {f.count(stage.done)}/{f.count(stage.total)}{share}"
+            if stage.total
+            else stage.name
+        )
+    if (
+        view.train is not None
+        and stage is not None
+        and stage.name == "train"
+        and not state.finished
+    ):
+        parts.append(f"loss {view.train.loss:.3f}")
+    elif s is not None:
+        parts.append(
+            f"ok {f.count(s.ok)} rejected {f.count(s.rejected)} failed {f.count(s.failed)}"
+        )
+        if not state.finished and stage is not None and stage.name == "generate":
+            parts.append(f"in flight {f.count(s.in_flight)}, {f.count(s.done_per_min)}/min")
+    parts.append(f"{f.usd(state.spent_usd)} of {f.usd(state.budget_usd)}")
+    if (eta := state.eta_s()) is not None:
+        parts.append(f"ETA {f.duration(eta)}")
+    parts.append(f"elapsed {f.duration(state.elapsed_s(wall))}")
+    if view.reason and state.finished:
+        parts.append(clean(view.reason))
+    return " · ".join(parts)
+
+
+def show_status(run: RunDir) -> int:
+    """`eyas status RUN`."""
+    out = make_console()
+    state = loaded(run)
+    out.print(Text(f"{clean(run.run_id)}  {status_line(state, time.time())}"))
+    if state.view.halt is not None:
+        h = state.view.halt
+        counts = f"{h.cancelled} cancelled, {h.received} received"
+        by = clean(h.by or h.source)
+        out.print(Text(f"halt by {by}: {counts}, uncertain {f.usd(h.uncertain_usd)}"))
+    print_lines(out, providers(state, 110, _PANE_ROWS))
+    print_verdicts(out, state)
+    print_errors(out, state, 5)
+    for wire in state.view.tripwires[-3:]:
+        what = f"tripwire {clean(wire.name)} [{clean(wire.scope)}] {clean(wire.saw)}"
+        out.print(Text(f"{what}; {clean(wire.advice)}", style=STYLE["error"]))
+    return EXIT_DONE
+
+
+def print_lines(out: Console, lines: Iterable[Line]) -> None:
+    for spans in lines:
+        out.print(
+            Text.assemble(*[(span.text, STYLE.get(span.style, "")) for span in spans]), end="\n"
+        )
+
+
+def print_verdicts(out: Console, state: ConsoleState) -> None:
+    verdicts = state.view.stats.verdicts if state.view.stats else {}
+    good, judged = state.admitted()
+    if judged:
+        words = ", ".join(f"{name} {f.count(n)}" for name, n in verdicts.items() if n)
+        share = f.percent(good / judged, 1)
+        out.print(Text(f"admitted {f.count(good)} of {f.count(judged)} ({share}): {words}"))
+
+
+def print_errors(out: Console, state: ConsoleState, most: int) -> None:
+    errors = sorted(state.view.stats.errors, key=lambda e: -e.count) if state.view.stats else []
+    if errors:
+        rows: list[list[Part]] = [
+            [f.count(e.count), e.error_class, e.provider, f.clock(e.last_ts), clean(e.example)[:60]]
+            for e in errors[:most]
+        ]
+        out.print(
+            grid(
+                "errors",
+                [
+                    ("count", ">"),
+                    ("class", "<"),
+                    ("provider", "<"),
+                    ("last", "<"),
+                    ("example", "<"),
+                ],
+                rows,
+            )
+        )
+
+
+def print_summary(out: Console, state: ConsoleState) -> None:
+    """The last page of a run."""
+    event = state.view.summary
+    if event is None:
+        return
+    out.print()
+    out.print(Text("what this run made", style="bold"))
+    for name, value in headline(event.data, state.view.evaluated):
+        out.print(Text(f"  {value} {name}"))
+    for part in event.lines:
+        out.print(Text(f"  - {clean(part)}"))
+
+
+# ── probe, audit, report ────────────────────────────────────────────────────────────────────
+
+
+def show_probe(run: RunDir, name: str = "", against: str = "", most: int = 40) -> int:
+    """`eyas probe RUN [SAMPLE] [--against SAMPLE]`: the list, or one sample and its difference to
+    the twin.
+    """
+    out = make_console()
+    rows = probe.rows_of(run, load_view(run).outcomes)
+    if not name:
+        listed: list[list[Part]] = []
+        for r in rows[:most]:
+            mark = status.mark(status.VERDICT, r.verdict)
+            listed.append(
+                [
+                    (mark.text, mark.style),
+                    r.sample_id,
+                    r.dataset,
+                    r.arm,
+                    r.provider,
+                    r.error_class,
+                    f.count(r.tokens),
+                    f.count(r.billed),
+                ]
+            )
+        columns = [
+            ("verdict", "<"),
+            ("sample", "<"),
+            ("dataset", "<"),
+            ("arm", "<"),
+            ("provider", "<"),
+            ("why", "<"),
+            ("tokens", ">"),
+            ("billed", ">"),
+        ]
+        out.print(grid("", columns, listed))
+        if len(rows) > most:
+            out.print(Text(f"{len(rows) - most:,} more; the console (eyas attach) lists them all"))
+        return EXIT_DONE
+    opened = probe.open_sample(run, probe.find_row(rows, name), rows, against)
+    print_lines(out, evidence(opened, 110))
+    print_tokens(out, opened)
+    return EXIT_DONE
+
+
+def print_tokens(out: Console, opened: probe.Opened) -> None:
+    sample, twin = opened.sample, opened.twin
+    if sample is None or opened.tokenizer is None:
+        for part in wrap(opened.raw or "(ids only)", 110):
+            out.print(Text(part))
+        return
+    tokenizer = opened.tokenizer
+    if twin is None:
+        print_lines(out, tk.flow(tk.tokens_of(tokenizer, sample.token_ids), sample.prompt_len, 110))
+        return
+    local, other = (sample, twin) if sample.arm == "local" else (twin, sample)
+    left = tk.tokens_of(tokenizer, local.completion_ids)
+    right = tk.tokens_of(tokenizer, other.completion_ids)
+    diff = tk.difference(local.completion_ids, other.completion_ids)
+    names = ("local", clean(other.provider or other.backend))
+    said, style = tk.headline(diff, left, right, names)
+    out.print(Text(said, style=STYLE.get(style, "")))
+    if not diff.identical:
+        shown = tk.DiffTable(diff, left, right, 110, tk.Options(ids=True, only_diffs=True))
+        print_lines(out, [shown.header(names), *shown])
+
+
+def show_audit(run: RunDir) -> int:
+    """`eyas audit RUN`: what was decided per dataset and provider, and why."""
+    out = make_console()
+    audit = load_view(run).audit
+    if audit is None:
+        out.print(Text("no audit yet: it runs after the samples are rebuilt"))
+        return EXIT_DONE
+    columns = [
+        ("dataset", "<"),
+        ("provider", "<"),
+        ("arm", "<"),
+        ("n", ">"),
+        ("calls", ">"),
+        ("ref", ">"),
+        ("p", ">"),
+        ("schema", ">"),
+        ("args", ">"),
+        ("decision", "<"),
+    ]
+    out.print(grid("", columns, [audit_row(row) for row in audit.rows]))
+    for row in audit.rows:
+        if row.reason:
+            out.print(Text(f"{clean(row.dataset)} / {clean(row.provider)}: {clean(row.reason)}"))
+    if audit.findings:
+        out.print(
+            Text(
+                "findings: "
+                + ", ".join(f"{clean(k)} {v}" for k, v in sorted(audit.findings.items()))
+            )
+        )
+    for key, value in audit.exactness.items():
+        out.print(Text(f"exactness {clean(str(key))}: {clean(str(value))}"))
+    return EXIT_DONE
+
+
+def show_report(run: RunDir, html: Path | None = None) -> int:
+    """`eyas report RUN [--html FILE]`: made, spent, rejected and why, drafts' quality."""
+    out = make_console(record=html is not None)
+    state = loaded(run)
+    view = state.view
+    out.print(Text(f"{clean(run.run_id)}  {status_line(state, time.time())}", style="bold"))
+    stages: list[list[Part]] = [
+        [
+            s.name,
+            (status.mark(status.STAGE, s.status).text, status.mark(status.STAGE, s.status).style),
+            f"{s.seconds:.1f} s",
+            ", ".join(f"{k} {v}" for k, v in s.summary.items())[:90],
+        ]
+        for s in view.stages.values()
+    ]
+    out.print(
+        grid("stages", [("stage", "<"), ("state", "<"), ("time", ">"), ("result", "<")], stages)
+    )
+    print_verdicts(out, state)
+    if view.stats is not None and view.stats.providers:
+        header = plain(providers(state, 116, 2)[0]).strip()
+        out.print(Text(header, style="dim"))
+        print_lines(out, providers(state, 116, _PANE_ROWS)[1:])
+    print_errors(out, state, 20)
+    if view.train_history:
+        losses = [loss for _, loss in view.train_history]
+        steps = view.train_history[-1][0]
+        out.print(Text(f"loss {max(losses):.3f} to {min(losses):.3f} over {steps:,} steps (log)"))
+        for row in spark(losses, 72, 6, log=True):
+            out.print(Text(row.rstrip(), style=STYLE["ok"]))
+    if view.evaluated is not None:
+        print_evaluation(out, view.evaluated)
+    print_summary(out, state)
+    if html is not None:
+        out.save_html(str(html))
+        out.print(Text(f"written to {clean(str(html))}"))
+    return EXIT_DONE
+
+
+def print_evaluation(out: Console, e: ev.Evaluated) -> None:
+    note = f", untrained {e.untrained:.2f}" if e.untrained is not None else ""
+    decoded = f", really decoded {e.decoded:.4f}" if e.decoded is not None else ""
+    length = f"acceptance length {e.acceptance_length:.3f}"
+    out.print(Text(f"{length} with {e.draft_tokens} draft tokens{note}{decoded}"))
+    if e.accepted_by_position:
+        out.print(
+            Text(
+                "accepted by position: "
+                + "  ".join(f"{i} {f.percent(x)}" for i, x in enumerate(e.accepted_by_position, 1))
+            )
+        )
+    if e.by_dataset:
+        out.print(
+            Text("by dataset: " + "  ".join(f"{clean(k)} {v:.2f}" for k, v in e.by_dataset.items()))
+        )
+    if e.lossless:
+        out.print(Text(f"greedy output identical to the target's: {clean(e.lossless)}"))

@@ -1,0 +1,222 @@
+"""Hostile text becomes harmless text, and text becomes cells of an exact width.
+
+Whatever a model or an API wrote passes through `clean` before it reaches a terminal: control
+characters, escape sequences, bidirectional overrides, zero-width and other invisible characters
+come out as named glyphs (`‹ESC›`, `‹RLO›`, `‹U+00AD›`), line breaks and tabs as `⏎` and `⇥`.
+Nothing here knows markup; nothing is ever parsed as it.
+"""
+
+import unicodedata
+from functools import lru_cache
+
+from rich.cells import cell_len, get_character_cell_size
+
+MAX_MARKS = (
+    2  # combining marks kept on one base character; a stack of more is an attack on the line above
+)
+
+_NAMES = {
+    "\n": "⏎",
+    "\t": "⇥",
+    "\r": "␍",
+    "\x1b": "‹ESC›",
+    "\x00": "‹NUL›",
+    "\x07": "‹BEL›",
+    "\x08": "‹BS›",
+    "\x7f": "‹DEL›",
+    "\x85": "‹NEL›",
+    "\x9b": "‹CSI›",
+    "\x9d": "‹OSC›",
+    "\xa0": "‹NBSP›",
+    "\xad": "‹SHY›",
+    "\u200b": "‹ZWSP›",
+    "\u200c": "‹ZWNJ›",
+    "\u200d": "‹ZWJ›",
+    "\u200e": "‹LRM›",
+    "\u200f": "‹RLM›",
+    "\u2028": "‹LS›",
+    "\u2029": "‹PS›",
+    "\u202a": "‹LRE›",
+    "\u202b": "‹RLE›",
+    "\u202c": "‹PDF›",
+    "\u202d": "‹LRO›",
+    "\u202e": "‹RLO›",
+    "\u2060": "‹WJ›",
+    "\u2066": "‹LRI›",
+    "\u2067": "‹RLI›",
+    "\u2068": "‹FSI›",
+    "\u2069": "‹PDI›",
+    "\ufe0e": "‹VS15›",
+    "\ufe0f": "‹VS16›",
+    "\ufeff": "‹BOM›",
+    "\ufffd": "‹U+FFFD›",
+    "\u061c": "‹ALM›",
+    "\u3000": "‹U+3000›",
+}
+# ␍ stands for a carriage return only because every console font that was tried has it.
+
+# Terminals disagree on the width of clusters that these build, so each is named instead of drawn.
+_CLUSTER_BUILDERS = ((0x1F1E6, 0x1F1FF), (0x1F3FB, 0x1F3FF), (0x20D0, 0x20FF), (0xFE00, 0xFE0F))
+
+_ASCII = str.maketrans(
+    {
+        "●": "*",
+        "○": "o",
+        "◐": "%",
+        "▲": "^",
+        "✓": "v",
+        "✗": "x",
+        "■": "#",
+        "◆": "+",
+        "▸": ">",
+        "▶": ">",
+        "…": "~",
+        "·": ".",
+        "—": "-",
+        "–": "-",
+        "−": "-",
+        "≠": "!",
+        "×": "x",
+        "→": ">",
+        "↓": "v",
+        "↑": "^",
+        "⏎": "$",
+        "⇥": ">",
+        "␍": "<",
+        "‹": "<",
+        "›": ">",
+        "│": "|",
+        "─": "-",
+        "┃": "|",
+        "━": "=",
+        "╸": "-",
+        "╺": "-",
+        "█": "#",
+        "▉": "#",
+        "▊": "#",
+        "▋": "#",
+        "▌": "=",
+        "▍": "=",
+        "▎": "-",
+        "▏": "-",
+        "░": ".",
+        "▒": ":",
+        "▓": "%",
+        "▁": "_",
+        "▂": "_",
+        "▃": ".",
+        "▄": ".",
+        "▅": "-",
+        "▆": "=",
+        "▇": "#",
+        "±": "~",
+        "≥": ">",
+        "≤": "<",
+        "║": "|",
+        "◇": "+",
+        "⏸": "=",
+        "≈": "~",
+        "’": "'",
+        "²": "2",
+        "°": " ",
+        "¢": "c",
+    }
+)
+
+
+@lru_cache(maxsize=8192)
+def glyph(char: str) -> str:
+    """What stands for one character; the character itself if it is safe to draw and its width is
+    certain.
+    """
+    if named := _NAMES.get(char):
+        return named
+    code = ord(char)
+    if not char.isprintable() or any(low <= code <= high for low, high in _CLUSTER_BUILDERS):
+        return f"‹U+{code:04X}›"
+    if unicodedata.category(char) in ("Mn", "Me"):
+        return char if get_character_cell_size(char) == 0 else f"‹U+{code:04X}›"
+    if get_character_cell_size(char) == 0:
+        return f"‹U+{code:04X}›"
+    return char
+
+
+def clean(text: str) -> str:
+    """One line of printable text. Idempotent."""
+    if text.isascii() and text.isprintable():
+        return text
+    out: list[str] = []
+    marks = MAX_MARKS  # a mark with no base before it is named
+    for char in text:
+        shown = glyph(char)
+        if shown == char and get_character_cell_size(char) == 0:
+            marks += 1
+            shown = char if marks <= MAX_MARKS else f"‹U+{ord(char):04X}›"
+        else:
+            marks = 0
+        out.append(shown)
+    return "".join(out)
+
+
+def clean_lines(text: str) -> list[str]:
+    """Clean text that keeps its line structure; only `\\n` ends a line."""
+    return [clean(line) for line in text.split("\n")]
+
+
+def width(text: str) -> int:
+    """Terminal cells of clean text."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def cut(text: str, cells: int, mark: str = "…") -> str:
+    """At most `cells` cells, never half a character; `mark` shows that something was cut."""
+    if cells <= 0:
+        return ""
+    if width(text) <= cells:
+        return text
+    room = cells - width(mark)
+    if room < 0:
+        return ""
+    out: list[str] = []
+    for char in text:
+        room -= get_character_cell_size(char)
+        if room < 0:
+            break
+        out.append(char)
+    return "".join(out) + mark
+
+
+def cell(text: str, cells: int, align: str = "<", mark: str = "…") -> str:
+    """Hostile text as exactly `cells` cells: cleaned, cut, padded (`<` left, `>` right, `^`
+    centre).
+    """
+    shown = cut(clean(text), cells, mark)
+    gap = cells - width(shown)
+    if align == ">":
+        return " " * gap + shown
+    if align == "^":
+        return " " * (gap // 2) + shown + " " * (gap - gap // 2)
+    return shown + " " * gap
+
+
+def to_ascii(text: str) -> str:
+    """The same width in ASCII, for terminals that cannot show the glyphs."""
+    if text.isascii():
+        return text
+    text = text.translate(_ASCII)
+    return "".join(char if char.isascii() else "?" * get_character_cell_size(char) for char in text)
+
+
+def wrap(text: str, cells: int) -> list[str]:
+    """Clean text in lines of at most `cells` cells, broken after spaces where there is one."""
+    cells = max(cells, 2)
+    lines: list[str] = []
+    for line in clean_lines(text):
+        while width(line) > cells:
+            head = cut(line, cells, mark="")
+            space = head.rfind(" ")
+            head = head[: space + 1] if space > cells // 2 else head
+            lines.append(head)
+            line = line[len(head) :]
+        lines.append(line)
+    return lines

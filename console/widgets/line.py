@@ -1,0 +1,160 @@
+"""A line of the console: spans of text with style names. Pure data; panes build it, `Lines` paints
+it.
+
+Spans hold one style each, so a line that keeps its styles costs little more than its text on a slow
+link.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from console import sanitize
+
+
+class Span(NamedTuple):
+    text: str
+    style: str = "text"
+
+
+Line = tuple[Span, ...]
+Part = str | Span | tuple[str, str]
+
+
+def line(*parts: Part) -> Line:
+    """A line of parts; a bare string has style `text`. Empty parts vanish."""
+    spans = (Span(p) if isinstance(p, str) else Span(*p) for p in parts)
+    return tuple(s for s in spans if s.text)
+
+
+def cells(spans: Iterable[Span]) -> int:
+    return sum(sanitize.width(s.text) for s in spans)
+
+
+def plain(spans: Iterable[Span]) -> str:
+    return "".join(s.text for s in spans)
+
+
+def fit(spans: Line, width: int, style: str = "text") -> Line:
+    """Exactly `width` cells: cut with `…` or padded."""
+    room, out = width, []
+    total = cells(spans)
+    if total <= width:
+        return (*spans, Span(" " * (width - total), style)) if total < width else spans
+    for span in spans:
+        need = sanitize.width(span.text)
+        if need < room:
+            out.append(span)
+            room -= need
+            continue
+        shown = (
+            sanitize.cut(span.text, room) if need > room else sanitize.cut(span.text + "…", room)
+        )
+        out.append(Span(shown, span.style))
+        room -= sanitize.width(shown)
+        break
+    if room > 0:
+        out.append(Span(" " * room, style))
+    return tuple(out)
+
+
+def between(left: Line, right: Line, width: int, style: str = "text") -> Line:
+    """`left` and `right` at the two edges; the right one wins when both do not fit."""
+    gap = width - cells(left) - cells(right)
+    if gap >= 1:
+        return (*left, Span(" " * gap, style), *right)
+    room = width - cells(right) - 1
+    if room < 4:
+        return fit(left, width, style)
+    return (*fit(left, room, style), Span(" ", style), *right)
+
+
+class Column(NamedTuple):
+    """`rank` 0 always stays; higher ranks go first when the table is narrow. `grow`: cells that it
+    may gain from what is left; beyond that the table ends early, because a value far from its
+    label is hard to read.
+    """
+
+    title: str
+    width: int
+    align: str = ">"
+    rank: int = 0
+    grow: int = 0
+
+
+def table(
+    columns: Sequence[Column], rows: Iterable[Sequence[Part]], width: int, gap: int = 2
+) -> tuple[Line, list[Line]]:
+    """Header and lines of a fixed-width table. Cell texts are treated as hostile."""
+    keep = list(range(len(columns)))
+
+    def used() -> int:
+        return sum(columns[i].width for i in keep) + gap * (len(keep) - 1)
+
+    while used() > width and any(columns[i].rank for i in keep):
+        worst = max(columns[i].rank for i in keep)
+        keep.remove(max(i for i in keep if columns[i].rank == worst))
+    spare = max(0, width - used())
+    growers = [i for i in keep if columns[i].grow]
+    widths = {i: columns[i].width for i in keep}
+    for n, i in enumerate(growers):
+        share = spare // len(growers) + (1 if n < spare % len(growers) else 0)
+        widths[i] += min(share, columns[i].grow)
+
+    def build(cells_of: Sequence[Part], default: str) -> Line:
+        spans: list[Span] = []
+        for n, i in enumerate(keep):
+            part = cells_of[i]
+            text, style = (part, default) if isinstance(part, str) else (part[0], part[1])
+            text = sanitize.cell(text, widths[i], columns[i].align)
+            text = text if n == len(keep) - 1 else text + " " * gap
+            if spans and spans[-1].style == style:
+                spans[-1] = Span(spans[-1].text + text, style)
+            else:
+                spans.append(Span(text, style))
+        return fit(tuple(spans), width)
+
+    header = build([c.title for c in columns], "dim")
+    return header, [build(row, "text") for row in rows]
+
+
+def changed_cells(old: Line, new: Line) -> list[tuple[int, int]]:
+    """Cell ranges [start, end) in which two lines differ, near ones merged (a cursor move costs
+    about 6 bytes).
+    """
+    if old == new:
+        return []
+    a, b = _per_cell(old), _per_cell(new)
+    if len(a) != len(b):
+        return [(0, max(len(a), len(b)))]
+    runs: list[tuple[int, int]] = []
+    for i, (x, y) in enumerate(zip(a, b, strict=True)):
+        if x == y:
+            continue
+        start = i - 1 if i and (b[i][0] == "" or a[i][0] == "") else i
+        if runs and start - runs[-1][1] <= 6:
+            runs[-1] = (runs[-1][0], i + 1)
+        else:
+            runs.append((start, i + 1))
+    widened = []
+    for start, end in runs:  # the second half of a wide character follows its first
+        while end < len(b) and (b[end][0] == "" or a[end][0] == ""):
+            end += 1
+        widened.append((start, end))
+    return widened
+
+
+def _per_cell(spans: Line) -> list[tuple[str, str]]:
+    out: list[tuple[str, str]] = []
+    for text, style in spans:
+        if text.isascii():
+            out.extend((char, style) for char in text)
+            continue
+        for char in text:
+            match sanitize.width(char):
+                case 0 if out:
+                    out[-1] = (out[-1][0] + char, out[-1][1])
+                case 2:
+                    out.extend(((char, style), ("", style)))
+                case _:
+                    out.append((char, style))
+    return out

@@ -1,0 +1,315 @@
+"""Token ids for eyes: chips for special tokens, glyphs for what cannot be seen, an aligned
+difference of two lists.
+
+Pure functions over ids and a decoder. A token is always shown on its own, so bytes of a split
+character appear as `‹E2 9C›`. The sign column carries the meaning of a difference (`=` `≠` `−`
+`+`); colour repeats it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from console.sanitize import cell, cut, glyph, width
+from console.widgets.line import Line, Span, fit, line
+
+CONTEXT = 3  # equal rows kept around a difference when only differences are shown
+
+
+class Decoder(Protocol):
+    """The part of core.render.tokenizer.Tokenizer that is needed here."""
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+    def is_special(self, token_id: int) -> bool: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+
+class Token(NamedTuple):
+    id: int
+    kind: str  # text | special | unknown
+    raw: bytes
+
+
+class Options(NamedTuple):
+    ids: bool = False
+    spaces: bool = False  # every space as a glyph, not only those at the edges of a token
+    bytes: bool = False
+    only_diffs: bool = False
+
+
+PLAIN = Options()
+
+
+def tokens_of(decoder: Decoder, ids: Sequence[int]) -> list[Token]:
+    """Never raises: an id that the tokenizer does not know is `unknown`."""
+    out = []
+    cache: dict[int, Token] = {}
+    for token_id in ids:
+        token = cache.get(token_id)
+        if token is None:
+            if not 0 <= token_id < decoder.vocab_size:
+                token = Token(token_id, "unknown", b"")
+            elif decoder.is_special(token_id):
+                token = Token(token_id, "special", decoder.token_bytes(token_id))
+            else:
+                token = Token(token_id, "text", decoder.token_bytes(token_id))
+            cache[token_id] = token
+        out.append(token)
+    return out
+
+
+def shown(token: Token, options: Options = PLAIN) -> str:
+    """What stands for a token; never empty."""
+    if token.kind == "unknown":
+        return f"‹?{token.id}›"
+    if token.kind == "special":
+        return _special(token.raw)
+    if options.bytes:
+        return token.raw.hex(" ").upper()
+    text = "".join(
+        part if isinstance(part, str) else "‹" + part.hex(" ").upper() + "›"
+        for part in _parts(token.raw)
+    )
+    return text if text.strip() and not options.spaces else text.replace(" ", "·")
+
+
+def _special(raw: bytes) -> str:
+    """`<|im_end|>` as `im_end`: the chip says that it is special."""
+    text = "".join(glyph(c) for c in raw.decode("utf-8", "replace"))
+    if text.startswith("<|") and text.endswith("|>"):
+        return text[2:-2]
+    return text
+
+
+def _parts(raw: bytes) -> list[str | bytes]:
+    """Whole characters as cleaned text, broken ones as bytes; spaces at the edges and runs of them
+    as `·`.
+    """
+    out: list[str | bytes] = []
+    text = ""
+    rest = raw
+    while rest:
+        try:
+            text += rest.decode("utf-8")
+            break
+        except UnicodeDecodeError as e:
+            text += rest[: e.start].decode("utf-8")
+            if text:
+                out.append(_spaces(text))
+                text = ""
+            out.append(rest[e.start : e.end])
+            rest = rest[e.end :]
+    if text:
+        out.append(_spaces(text))
+    return out
+
+
+def _spaces(text: str) -> str:
+    body = text.strip(" ")
+    head = len(text) - len(text.lstrip(" "))
+    tail = len(text) - len(text.rstrip(" ")) if body else 0
+    inner = body.replace("  ", "··")
+    marks = "".join(_glyph(c) for c in inner)
+    return "·" * head + marks + "·" * tail
+
+
+def _glyph(char: str) -> str:
+    """A combining mark is drawn on a carrier: alone in a token it would land on its neighbour."""
+    named = glyph(char)
+    return named if width(named) else "◌" + named
+
+
+# ── flow ────────────────────────────────────────────────────────────────────────────────────
+
+
+def flow(
+    tokens: Sequence[Token], prompt_len: int, cells: int, options: Options = PLAIN
+) -> list[Line]:
+    """Wrapped text with alternating backgrounds, one shade a token; what is not trained on is dim.
+    A token that holds a line break ends its line.
+    """
+    lines: list[Line] = []
+    row: list[Span] = []
+    used = 0
+
+    def end_row() -> None:
+        nonlocal row, used
+        lines.append(fit(tuple(row), cells))
+        row, used = [], 0
+
+    for index, token in enumerate(tokens):
+        if index == prompt_len and row:
+            end_row()
+        text = shown(token, options)
+        style = _style(token, index, prompt_len)
+        if token.kind != "text":
+            text = f" {text} "
+        if options.ids:
+            text += f"{token.id} " if token.kind != "text" else f" {token.id} "
+        text = cut(text, cells)
+        if used + width(text) + (token.kind != "text") > cells:
+            end_row()
+        if row and token.kind != "text" and row[-1].style.startswith("chip"):
+            row.append(Span(" "))  # two chips side by side stay two
+            used += 1
+        row.append(Span(text, style))
+        used += width(text)
+        if token.kind == "text" and b"\n" in token.raw:
+            end_row()
+    if row:
+        end_row()
+    return lines
+
+
+def _style(token: Token, index: int, prompt_len: int) -> str:
+    trained = index >= prompt_len
+    if token.kind == "unknown":
+        return "chip-bad"
+    if token.kind == "special":
+        return "chip" if trained else "chip-dim"
+    shade = "even" if index % 2 == 0 else "odd"
+    return shade if trained else f"{shade}-dim"
+
+
+# ── difference ──────────────────────────────────────────────────────────────────────────────
+
+
+class Row(NamedTuple):
+    """`left`, `right`: indices into the two lists, -1 where one has nothing."""
+
+    sign: str
+    left: int
+    right: int
+
+
+class Difference(NamedTuple):
+    rows: list[Row]
+    hunks: list[int]  # indices of rows at which a run of differences begins
+    prefix: int
+    suffix: int
+
+    @property
+    def identical(self) -> bool:
+        return not self.hunks
+
+
+def difference(left: Sequence[int], right: Sequence[int]) -> Difference:
+    """Shortest edit script (Levenshtein) after trimming common ends: 0.03 s for 32,000 ids."""
+    from rapidfuzz.distance import Levenshtein
+
+    shorter = min(len(left), len(right))
+    prefix = next((i for i in range(shorter) if left[i] != right[i]), shorter)
+    room = shorter - prefix
+    suffix = next((i for i in range(room) if left[-1 - i] != right[-1 - i]), room)
+    rows = [Row("=", i, i) for i in range(prefix)]
+    middle_left, middle_right = (
+        left[prefix : len(left) - suffix],
+        right[prefix : len(right) - suffix],
+    )
+    for op in Levenshtein.opcodes(list(middle_left), list(middle_right)):
+        a = range(op.src_start + prefix, op.src_end + prefix)
+        b = range(op.dest_start + prefix, op.dest_end + prefix)
+        if op.tag == "equal":
+            rows += [Row("=", i, j) for i, j in zip(a, b, strict=True)]
+            continue
+        paired = min(len(a), len(b))
+        rows += [Row("≠", a[k], b[k]) for k in range(paired)]
+        rows += [Row("−", i, -1) for i in a[paired:]]
+        rows += [Row("+", -1, j) for j in b[paired:]]
+    rows += [Row("=", len(left) - suffix + k, len(right) - suffix + k) for k in range(suffix)]
+    hunks = [i for i, r in enumerate(rows) if r.sign != "=" and (i == 0 or rows[i - 1].sign == "=")]
+    return Difference(rows, hunks, prefix, suffix)
+
+
+def headline(
+    diff: Difference, left: Sequence[Token], right: Sequence[Token], names: tuple[str, str]
+) -> tuple[str, str]:
+    """One line that says it all, and its style."""
+    if diff.identical:
+        return f"IDENTICAL ({len(left):,} tokens)", "ok"
+    row = diff.rows[diff.hunks[0]]
+    a = f'{left[row.left].id} "{shown(left[row.left])}"' if row.left >= 0 else "nothing"
+    b = f'{right[row.right].id} "{shown(right[row.right])}"' if row.right >= 0 else "nothing"
+    where = row.left if row.left >= 0 else row.right
+    hunks = f"{len(diff.hunks)} hunk" + ("s" if len(diff.hunks) != 1 else "")
+    return (
+        f"FIRST DIVERGENCE @{where}: {names[0]} {a} vs {names[1]} {b} · {hunks} · "
+        f"common prefix {diff.prefix} · suffix {diff.suffix}",
+        "error",
+    )
+
+
+_SIGN_STYLE = {"=": "dim", "≠": "error", "−": "warn", "+": "accent"}
+
+
+def visible_rows(diff: Difference, only_diffs: bool) -> list[int]:
+    """Indices of rows to show; -1 stands for a gap."""
+    if not only_diffs:
+        return list(range(len(diff.rows)))
+    keep: set[int] = set()
+    for i, row in enumerate(diff.rows):
+        if row.sign != "=":
+            keep.update(range(max(0, i - CONTEXT), min(len(diff.rows), i + CONTEXT + 1)))
+    out: list[int] = []
+    for i in sorted(keep):
+        if out and i != out[-1] + 1:
+            out.append(-1)
+        out.append(i)
+    return out
+
+
+class DiffTable(Sequence[Line]):
+    """The rows of a difference as lines, built when they are looked at: 32,000 open at once."""
+
+    def __init__(
+        self,
+        diff: Difference,
+        left: Sequence[Token],
+        right: Sequence[Token],
+        cells: int,
+        options: Options,
+    ) -> None:
+        self._diff, self._left, self._right = diff, left, right
+        self._cells, self._options = cells, options
+        self.visible = visible_rows(diff, options.only_diffs)
+
+    def __len__(self) -> int:
+        return len(self.visible)
+
+    def __getitem__(self, index: int) -> Line:  # type: ignore[override]  # rows are never sliced
+        at = self.visible[index]
+        if at < 0:
+            return fit(line(("    ⋮", "dim")), self._cells)
+        row = self._diff.rows[at]
+        half = (self._cells - 6) // 2
+        style = _SIGN_STYLE[row.sign]
+        return fit(
+            (
+                Span(f" {row.sign} ", style),
+                *self._side(self._left, row.left, half, row.sign),
+                Span(" │ ", "faint"),
+                *self._side(self._right, row.right, half, row.sign),
+            ),
+            self._cells,
+        )
+
+    def header(self, names: tuple[str, str]) -> Line:
+        half = (self._cells - 6) // 2
+        return fit(
+            line((f" ± {cell(names[0], half)} │ {cell(names[1], half)}", "dim")), self._cells
+        )
+
+    def _side(self, tokens: Sequence[Token], index: int, cells: int, sign: str) -> Line:
+        if index < 0:
+            return (Span(" " * cells),)
+        token = tokens[index]
+        lead = f"{index:>5} {token.id:>6} " if self._options.ids else f"{index:>5} "
+        text = cut(shown(token, self._options), max(1, cells - len(lead) - 2))
+        strong = sign != "="
+        if token.kind == "special":
+            body = Span(f" {text} ", "chip" if strong else "chip-dim")
+        elif token.kind == "unknown":
+            body = Span(f" {text} ", "chip-bad")
+        else:
+            body = Span(text, "bold" if strong else "text")
+        return fit((Span(lead, "dim"), body), cells)
