@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import msgspec
 
+from core.embedded.books import Lines
+
 
 class Arrival(msgspec.Struct, kw_only=True):
     """Unix seconds. `left`: when the client was seen to have gone before the end."""
@@ -23,10 +25,11 @@ class Arrival(msgspec.Struct, kw_only=True):
 class Arrivals:
     """Appended in order of arrival, kept for the life of the process."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], log: Lines) -> None:
         self.all: list[Arrival] = []
         self.in_flight = 0
         self._now = now
+        self._log = log
 
     @contextmanager
     def note(self, path: str) -> Iterator[Arrival]:
@@ -38,3 +41,7 @@ class Arrivals:
         finally:
             self.in_flight -= 1
             arrival.ended = self._now()
+            self._log.write(arrival)
+
+    def close(self) -> None:
+        self._log.close()

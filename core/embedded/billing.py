@@ -182,6 +182,11 @@ class Ledger:
         self.charges[charge.id] = charge
         self.held_pico += charge.hold_pico
 
+    def recall(self, charge: Charge) -> None:
+        """A settled charge of an earlier life of the process."""
+        self.charges[charge.id] = charge
+        self.spent_pico += charge.cost_pico or 0
+
     def settle(self, charge: Charge, cost_pico: int, now: float) -> None:
         """Close a generation, once."""
         assert charge.cost_pico is None

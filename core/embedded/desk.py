@@ -6,8 +6,7 @@ truth line is on disk before the reply ends. Knows no HTTP.
 """
 
 import asyncio
-import json
-import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 
 from core.embedded.billing import PROVIDERS, Charge, Ledger, Provider
+from core.embedded.books import Lines, read_books
 from core.embedded.distort import distort, early_tools
 from core.embedded.faults import Hits, Plan
 from core.embedded.jobs import Ask, Job, Source
@@ -31,6 +31,10 @@ from core.render.base import Renderer
 
 OLD_SYSTEM = "You are Kimi, an AI assistant created by Moonshot AI."
 """Default system message of an old template (spec kimi 1.4)."""
+
+
+CLOSE_S = 2.0
+"""A paused or stuck sampler does not keep the process alive longer than this."""
 
 
 class Order(msgspec.Struct, kw_only=True):
@@ -103,6 +107,7 @@ class Desk:
         credit_usd: float = 1_000.0,
         seed: int = 0,
         truth: Path | None = None,
+        books: Path | None = None,
         providers: Sequence[Provider] = PROVIDERS,
     ) -> None:
         self.renderer = renderer
@@ -115,11 +120,15 @@ class Desk:
         self.now: Callable[[], float] = time.time
         self.counts = {"requests": 0, "aborted": 0, "prompt_tokens": 0, "generation_tokens": 0}
         self._serial = 0
+        self._life = secrets.token_hex(3)
+        """Keeps ids of two processes apart."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._truth = (
-            None if truth is None else os.open(truth, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        )
+        self._generations: set[Generation] = set()
+        self._truth, self._books = Lines(truth), Lines(books)
+        for charge in read_books(books):
+            self.ledger.recall(charge)
         self._stops: frozenset[int] = frozenset()
+        self.vocab_size = renderer.tokenizer.vocab_size if renderer else 1 << 31
         self._think_end = self._section = -1
         if renderer is not None:
             specials = renderer.tokenizer.specials
@@ -128,7 +137,7 @@ class Desk:
 
     def new_id(self, prefix: str) -> str:
         self._serial += 1
-        return f"{prefix}{int(self.now())}-{self.seed:x}{self._serial:08x}"
+        return f"{prefix}{int(self.now())}-{self._life}{self._serial:06x}"
 
     def prepare(self, order: Order, hits: Hits, gen_id: str) -> Generation:
         """Render and count the prompt. Raises RenderError for messages that the template
@@ -162,9 +171,11 @@ class Desk:
         if charge is not None:
             gen.charge = charge
             self.ledger.hold(charge)
+            self._books.write(charge)
         gen.job = self.source.open(ask, gen.mode, gen.order.stream)
         task = asyncio.get_running_loop().create_task(self._finish(gen, provider))
         self._tasks.add(task)
+        self._generations.add(gen)
         task.add_done_callback(self._tasks.discard)
 
     def leave(self, gen: Generation, provider: Provider | None) -> None:
@@ -173,11 +184,15 @@ class Desk:
         if provider is None or (gen.order.stream and provider.supports_cancel):
             gen.job.cancel()
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Stop what is running, at the price of what it made so far, and close the files."""
+        for gen in self._generations:
+            gen.job.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_S)
         self.source.close()
-        if self._truth is not None:
-            os.close(self._truth)
-            self._truth = None
+        for lines in (self._truth, self._books):
+            lines.close()
 
     def _ask(self, gen: Generation, max_tokens: int) -> Ask:
         order = gen.order
@@ -210,6 +225,7 @@ class Desk:
             gen.reasoning_tokens = reasoning_length(ids, self._think_end, self._section)
         self.counts["generation_tokens"] += gen.generated
         self.counts["aborted"] += gen.finish == "abort"
+        self._generations.discard(gen)
         self._write_truth(gen, provider)
         if gen.charge is not None and provider is not None:
             self._settle(gen, gen.charge, provider)
@@ -237,10 +253,9 @@ class Desk:
         charge.hidden = "lookup_lost" in hits
         charge.finish_reason = charge.native_finish_reason = gen.finish_reason
         self.ledger.settle(charge, cost, self.now())
+        self._books.write(charge)
 
     def _write_truth(self, gen: Generation, provider: Provider | None) -> None:
-        if self._truth is None:
-            return
         line = {
             "generation_id": gen.id,
             "shape": gen.order.shape,
@@ -252,4 +267,4 @@ class Desk:
             "finish": gen.finish,
             "faults": gen.hits.names,
         }
-        os.write(self._truth, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        self._truth.write(line)

@@ -21,6 +21,7 @@ from aiohttp import web
 
 from core.embedded import TARGET_DIR
 from core.embedded.arrivals import Arrivals
+from core.embedded.books import Lines
 from core.embedded.desk import Desk
 from core.embedded.faults import parse_plan, plan_of
 from core.embedded.jobs import Source
@@ -45,6 +46,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--ready", type=Path, help="file that says where it listens, once it does")
     parser.add_argument("--truth", type=Path, help="file of the true ids of every reply")
+    parser.add_argument("--books", type=Path, help="file of all charges (beside the truth file)")
     parser.add_argument("--faults", default="", help="name[=value][:rate][@provider][#count],...")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--exit-with-stdin", action="store_true", help="end when stdin ends")
@@ -93,9 +95,10 @@ class Gateway:
             credit_usd=options.credit,
             seed=options.seed,
             truth=options.truth,
+            books=options.books or (options.truth and options.truth.with_name("books.jsonl")),
         )
         self.desk.plan = parse_plan(options.faults, options.seed)
-        self.arrivals = Arrivals(self.desk.now)
+        self.arrivals = Arrivals(self.desk.now, Lines(options.log))
 
     def app(self) -> web.Application:
         options, desk = self.options, self.desk
@@ -237,7 +240,8 @@ async def serve(options: argparse.Namespace) -> None:
         write_atomic(options.ready, dumps(ready))
     await stop.wait()
     await runner.cleanup()
-    gateway.desk.close()
+    await gateway.desk.close()
+    gateway.arrivals.close()
 
 
 def main(argv: list[str]) -> int:

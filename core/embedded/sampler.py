@@ -239,7 +239,10 @@ class Sampler:
         self._thread.start()
 
     def submit(self, sampled: Sampled) -> None:
+        """Raises RuntimeError after `close`, or after the thread has failed."""
         with self._wake:
+            if self._closing:
+                raise RuntimeError("the sampler has ended")
             self._inbox.append(sampled)
             self._wake.notify()
 
@@ -264,12 +267,27 @@ class Sampler:
     def _run(self) -> None:
         if self._threads:
             torch.set_num_threads(self._threads)
-        while True:
+        try:
+            while self._turn():
+                pass
+        except BaseException:
+            # Nobody would hear of these again: end them, then let the thread's hook report.
             with self._wake:
-                self._wake.wait_for(self._ready)
-                if self._closing:
-                    return
-                while self._inbox:
-                    self._batch.add(self._inbox.popleft())
-            moved = self._batch.step()
-            self._notify([s for s in moved if s.listening or s.finish is not None])
+                self._closing = True
+            lost = [*self._batch.running, *self._batch.waiting, *self._inbox]
+            for sampled in lost:
+                sampled.finish = "abort"
+            self._notify(lost)
+            raise
+
+    def _turn(self) -> bool:
+        """Wait for work and do one step of it; False when closing."""
+        with self._wake:
+            self._wake.wait_for(self._ready)
+            if self._closing:
+                return False
+            while self._inbox:
+                self._batch.add(self._inbox.popleft())
+        moved = self._batch.step()
+        self._notify([s for s in moved if s.listening or s.finish is not None])
+        return True

@@ -16,7 +16,7 @@ from core.embedded.arrivals import Arrival, Arrivals
 from core.embedded.desk import Desk, Generation, Order
 from core.embedded.faults import Hits
 from core.embedded.openrouter_api import break_connection
-from core.embedded.openrouter_wire import dumps, status_answer, tool_call
+from core.embedded.openrouter_wire import HTML, dumps, status_answer, tool_call
 from core.embedded.replies import Delta, Parsed
 from core.errors import RenderError
 from core.schema import ToolCall
@@ -152,7 +152,7 @@ class SGLangApi:
             return error(501, "the recording holds text without token ids")
         hits = desk.plan.draw(order.content, "sglang")
         if hits.answer is not None:
-            return self._answer(request, hits, arrival)
+            return await self._answer(request, hits, arrival)
         try:
             gen = desk.prepare(order, hits, rid or desk.new_id(""))
         except RenderError as e:
@@ -163,6 +163,8 @@ class SGLangApi:
                 f"The input ({gen.prompt_tokens} tokens) is longer than the model's context "
                 f"length ({desk.context_length} tokens).",
             )
+        if any(not 0 <= i < desk.vocab_size for i in gen.prompt_ids):
+            return error(400, f"input_ids lie outside the vocabulary of {desk.vocab_size}")
         arrival.generation_id = gen.id
         desk.start(gen, None, None)
         self.running[gen.id] = gen
@@ -185,21 +187,21 @@ class SGLangApi:
         finally:
             self.running.pop(gen.id, None)
 
-    def _answer(self, request: web.Request, hits: Hits, arrival: Arrival) -> web.Response:
+    async def _answer(self, request: web.Request, hits: Hits, arrival: Arrival) -> web.Response:
+        """A fault that answers instead of a generation."""
         name = hits.answer or ""
-        if name == "reset":
-            break_connection(request, reset=True)
+        if name in ("reset", "hang"):
+            if name == "hang":
+                await asyncio.sleep(hits.number("hang", 600))
+            break_connection(request, reset=name == "reset")
             return web.Response(status=499)
         if name in ("html_error", "html_body"):
-            return web.Response(
-                status=502 if name == "html_error" else 200,
-                text="<html><body>Bad Gateway</body></html>",
-                content_type="text/html",
-            )
-        try:
-            code, headers, _ = status_answer(name, hits, "sglang", self.desk.now())
-        except KeyError:
-            return error(500, f"fault {name} has no form in this API shape")
+            status = 502 if name == "html_error" else 200
+            return web.Response(status=status, body=HTML, content_type="text/html")
+        if name in ("error_in_200", "choice_error"):
+            failed = {"error": {"message": "scheduler failed", "code": 500}}
+            return web.Response(body=dumps(failed), content_type=_JSON)
+        code, headers, _ = status_answer(name, hits, "sglang", self.desk.now())
         arrival.status = code
         body = {"object": "error", "message": name.replace("_", " "), "code": code}
         return web.Response(status=code, headers=headers, body=dumps(body), content_type=_JSON)
