@@ -44,7 +44,16 @@ def run(
         native = (tokenizer_dir / "tokenizer.json").exists()
         kimi = (tokenizer_dir / "tiktoken.model").exists() or not native
         variant = "kimi-k2.5" if kimi else "template"
-    renderer = load_renderer(tokenizer_dir, variant)
+    return answer_lines(mode, load_renderer(tokenizer_dir, variant), lines_in, write)
+
+
+def answer_lines(
+    mode: Mode,
+    renderer: Renderer,
+    lines_in: Iterable[str | bytes],
+    write: Callable[[str], object],
+) -> int:
+    """`run` with a renderer that is there already."""
     answer = {"encode": _encode, "render": _render, "rebuild": _rebuild}[mode]
     errors = 0
     for line in lines_in:
