@@ -14,7 +14,7 @@ from core.schema import ToolCall
 _MARKER_LIKE = re.compile(r"<\|[A-Za-z_][A-Za-z0-9_]*\|>|</?think>")
 # An id that another API made up: letters, digits, `-` and `_`.
 _FOREIGN_ID = re.compile(r"[A-Za-z0-9_-]+")
-_REPEAT_TOKENS, _REPEAT_PERIOD = 1_024, 64
+_REPEAT_TOKENS, _REPEAT_PERIOD, _REPEAT_END = 1_024, 64, 8
 
 
 def text_problems(
@@ -135,8 +135,8 @@ def emptiness_problems(walked: Walked, items: Sequence[Item]) -> list[str]:
 
 
 def is_degenerate(ids: Sequence[int]) -> bool:
-    """The last 1,024 tokens before the end repeat with a period of at most 64."""
-    tail = ids[-_REPEAT_TOKENS - 1 : -1]
+    """1,024 tokens, but for the last eight the last ones, repeat with a period of at most 64."""
+    tail = ids[-_REPEAT_TOKENS - _REPEAT_END : -_REPEAT_END]
     if len(tail) < _REPEAT_TOKENS:
         return False
     return any(tail[p:] == tail[:-p] for p in range(1, _REPEAT_PERIOD + 1))

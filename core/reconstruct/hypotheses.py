@@ -25,7 +25,7 @@ from core.schema import ToolCall
 MAX_CHARS = 1_000_000
 """Longer replies are not searched: every hypothesis costs one more encoding."""
 _NEWLINES = ("\n\n", "\n")
-_SPACED = re.compile(" (" + "|".join(map(re.escape, [*TOOL_MARKERS, THINK_CLOSE])) + ")(?: |$)")
+_SPACED = re.compile(" (" + "|".join(map(re.escape, [*TOOL_MARKERS, THINK_CLOSE])) + ")(?= |$)")
 _ANY = re.compile("|".join(map(re.escape, [*TOOL_MARKERS, THINK_CLOSE])))
 
 
@@ -59,8 +59,7 @@ def is_spaced(reply: Reply) -> bool:
     """Whether every marker in the text stands between spaces, as slow detokenizers print them."""
     text = reply.content
     count = len(_ANY.findall(text)) if has_tool_markers(text) or THINK_CLOSE in text else 0
-    # The first marker of a text may lack its space: neighbours share one.
-    return count > 0 and len(_SPACED.findall(f" {text}".replace("  ", " "))) == count
+    return count > 0 and len(_SPACED.findall(f" {text}")) == count
 
 
 def _with(reply: Reply, **fields: object) -> Reply:

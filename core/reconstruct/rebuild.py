@@ -274,11 +274,24 @@ class _TextRebuild:
             # Sampled ids know no chunks; whether the canonical ones do is a guess.
             found.verdict = "unverifiable"
             found.flags.append("long_run")
+        elif is_spaced(self.reply):
+            found.verdict = "consistent"
+            found.flags.append("spaced_markers")
+            self._try_hypotheses(found, only="spaced_markers")
+        elif self._may_lack_close(found):
+            found.verdict = "unverifiable"
+            found.flags.append("think_close_unproven")
         elif self.ask.trims and found.leading_space is False:
             found.verdict, found.hypothesis = "hypothesis", "trimmed_space"
             found.flags.append("provider_trims_whitespace")
         else:
             found.verdict = "consistent"
+
+    def _may_lack_close(self, found: Rebuilt) -> bool:
+        """One token short, calls right after the thinking, and the provider's offset not known yet:
+        the stop token may be uncounted, or the model may have left out `</think>`."""
+        unknown = len(self.ask.allowed) > 1 and self.billed == len(found.ids) - 1
+        return unknown and self.thinking and bool(found.calls) and not self.reply.content
 
     def _try_hypotheses(self, found: Rebuilt, only: str = "") -> bool:
         if self.billed is None or not self.ask.allowed:

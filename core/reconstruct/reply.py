@@ -196,16 +196,14 @@ def _set_finish(reply: Reply, said: Any, native: Any) -> None:
 
 
 def _usage(said: Any) -> Usage:
-    """Native token counts; zeros both ways mean that nothing was filled in (case C27)."""
+    """Native token counts; a zero means that nothing was filled in (case C27)."""
     said = said if isinstance(said, dict) else {}
     prompt, completion = count(said.get("prompt_tokens")), count(said.get("completion_tokens"))
-    if not prompt and not completion:
-        return Usage()
     details = said.get("completion_tokens_details")
     details = details if isinstance(details, dict) else {}
     return Usage(
-        prompt_tokens=prompt,
-        completion_tokens=completion,
+        prompt_tokens=prompt or None,
+        completion_tokens=completion or None,
         reasoning_tokens=count(details.get("reasoning_tokens")),
     )
 
