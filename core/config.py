@@ -19,6 +19,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Usd = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Backend = Literal["openrouter", "sglang", "vllm", "openai"]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +36,12 @@ class Run(Section, kw_only=True):
     """Spend never passes this: spent + the worst case of everything in flight stays below it."""
     min_free_disk_bytes: Count = 1 << 30
     """Refuse to start, and halt, below this much free space."""
+    stages: list[
+        Literal[
+            "generate", "reconstruct", "audit", "vocab", "extract", "train", "evaluate", "export"
+        ]
+    ] = []
+    """Stages to run, in their own order; empty: all."""
 
 
 class Target(Section, kw_only=True):
@@ -65,7 +72,7 @@ class Dataset(Section, kw_only=True):
     """Prompts to take; 0: all."""
     arm: Literal["local", "declared", "text"] = "declared"
     """local: token ids from a local server. declared: API with `tools`. text: tools described in the system message."""
-    backend: Literal["openrouter", "sglang", "vllm", "openai"] = "openrouter"
+    backend: Backend = "openrouter"
     twins: Count = 0
     """Ask this many of the dataset's prompts through the local arm as well (same seed): the reference of the audit."""
     thinking: bool = True

@@ -62,6 +62,16 @@ def _gpu_row(index: int, handle: Any) -> ev.GpuRow:
     )
 
 
+def available_gpus() -> list[ev.GpuRow]:
+    """One reading of all boards; empty without a driver."""
+    if not _init_nvml():
+        return []
+    try:
+        return gpu_rows()
+    finally:
+        _ask("nvmlShutdown")
+
+
 class HostSampler:
     """`sample()` is the newest Host, or None before the first; a new object for every reading."""
 

@@ -98,10 +98,12 @@ def recorded_socket_path(run_path: Path) -> Path:
 
 
 class HaltLink:
-    """A blocking connection that carries halt, sever and ping alone; safe to use from an input
-    thread."""
+    """A blocking connection for commands without events, as a rule halt, sever and ping alone; safe
+    to use from an input thread."""
 
-    def __init__(self, path: Path, client: str, timeout_s: float = ACK_TIMEOUT_S) -> None:
+    def __init__(
+        self, path: Path, client: str, timeout_s: float = ACK_TIMEOUT_S, role: str = "halt"
+    ) -> None:
         self._lock = threading.Lock()
         self._next_id = 0
         self._buffer = b""
@@ -109,9 +111,8 @@ class HaltLink:
         self._socket.settimeout(timeout_s)
         try:
             self._socket.connect(str(path))
-            self._send(
-                {"hello": {"role": "halt", "client": client, "api_version": 1, "from_seq": 0}}
-            )
+            hello = {"role": role, "client": client, "api_version": 1, "from_seq": 0}
+            self._send({"hello": hello})
             self.welcome: dict[str, Any] = self._receive("welcome")
         except (OSError, ValueError) as e:
             self._socket.close()

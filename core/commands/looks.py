@@ -1,0 +1,167 @@
+"""Commands that only look: attach, watch, list, status, probe, audit, report, eval."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from core.commands.app import AsJson, Plain, RunName, app, argv, console, emit, follow, has_terminal
+from core.errors import EXIT_DONE, StoreError, UsageError
+from core.pipeline import launch as lc
+from core.pipeline.live_probe import prepare_live
+from core.pipeline.setting import DEMO_CONFIG
+from core.pipeline.stages import Markers
+from core.pipeline.summary import read_eval, summarise
+from core.store import RunDir, Status, find_run, list_runs, observed_status
+
+
+@app.command()
+def attach(run: RunName, read_only: Annotated[bool, typer.Option("--read-only")] = False) -> int:
+    """Open the console on a run, live or finished."""
+    return console(str(find_run(run).path), *["--read-only"] * read_only)
+
+
+@app.command()
+def watch(run: RunName, plain: Plain = False) -> int:
+    """Follow a run without being able to touch it."""
+    lines = plain or not has_terminal()
+    return console(str(find_run(run).path), "--read-only", *["--plain"] * lines)
+
+
+@app.command("list")
+def list_(as_json: AsJson = False) -> int:
+    """All runs in ./runs (or $EYAS_RUNS), newest first."""
+    runs = list_runs()
+    for found in runs:
+        status = observed_status(found)
+        if as_json:
+            emit(_with_path(found, status))
+        else:
+            typer.echo(f"{found.run_id:<24} {status.state:<9} {headline(status)}")
+    if not runs and not as_json:
+        typer.echo("no runs here; `eyas demo` makes one")
+    return EXIT_DONE
+
+
+@app.command()
+def status(run: RunName, as_json: AsJson = False) -> int:
+    """The headline numbers of one run."""
+    found = find_run(run)
+    seen = observed_status(found)
+    if as_json:
+        emit(_with_path(found, seen))
+        return EXIT_DONE
+    typer.echo(f"{found.run_id}  {seen.state}{f' ({seen.reason})' if seen.reason else ''}")
+    typer.echo(headline(seen))
+    return EXIT_DONE
+
+
+def _with_path(run: RunDir, status: Status) -> dict[str, object]:
+    return {**msgspec.structs.asdict(status), "path": str(run.path.resolve())}
+
+
+def headline(status: Status) -> str:
+    """The numbers of a listing in one line."""
+    words = [
+        f"{status.done}/{status.prompts} prompts",
+        f"{status.in_flight} in flight",
+        f"${status.spent_usd:.4f} of ${status.budget_usd:.2f}",
+    ]
+    if status.stage:
+        words.append(f"{status.stage} {status.stage_done}/{status.stage_total}")
+    if status.acceptance_length is not None:
+        words.append(f"acceptance {status.acceptance_length:.2f}")
+    return "  ".join(words)
+
+
+@app.command()
+def probe(
+    run: Annotated[str, typer.Argument(metavar="RUN|live", help="a run; `live` asks anew")],
+    sample: Annotated[str, typer.Argument(metavar="[SAMPLE]")] = "",
+    against: Annotated[str, typer.Option(metavar="SAMPLE", help="compare with this one")] = "",
+    arms: Annotated[str, typer.Option(help="live: ways of asking")] = "local,declared,text",
+    prompt: Annotated[Path | None, typer.Option(help="live: JSONL file, first line")] = None,
+    config: Annotated[Path | None, typer.Option(help="live: TOML with the backends")] = None,
+) -> int:
+    """Look at a sample's tokens, or ask one prompt in several ways and compare (live)."""
+    if run == "live":
+        if prompt is None:
+            raise UsageError("probe live: no prompt; name a JSONL file with --prompt")
+        source = config or DEMO_CONFIG
+        start = prepare_live(source, prompt, arms.split(","), argv())
+        if code := follow(start, detach=False, plain=True):
+            return code
+        run = str(start.run.path)
+    options = ["--probe", sample] if sample else ["--probe"]
+    return console(str(find_run(run).path), *options, *(["--against", against] if against else []))
+
+
+@app.command()
+def audit(
+    run: RunName,
+    apply: Annotated[str, typer.Option(help="keep, mask, filter or regenerate")] = "",
+    dataset: Annotated[list[str] | None, typer.Option(help="only these datasets")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """What the audit found; with --apply, act on it."""
+    found = find_run(run)
+    if apply:
+        from core.audit.apply import apply as carry_out  # scipy: only who acts waits for it
+
+        emit(carry_out(found, apply, dataset or []))
+        return EXIT_DONE
+    if as_json:
+        emit(_stored_json(found.audit, f"eyas stage audit --run {found.path}"))
+        return EXIT_DONE
+    return console(str(found.path), "--show", "audit")
+
+
+@app.command()
+def report(
+    run: RunName,
+    as_json: AsJson = False,
+    html: Annotated[Path | None, typer.Option(help="write a page with plots")] = None,
+) -> int:
+    """What was made, spent and rejected, and what the drafter gains."""
+    found = find_run(run)
+    config = found.load_config()
+    summary = summarise(found, config, Markers(found, config).done)
+    if html is not None:
+        from core.pipeline.page import write_page  # HTML is rarely wanted
+
+        write_page(html, found, summary)
+        typer.echo(str(html))
+    elif as_json:
+        emit(summary.data)
+    else:
+        typer.echo("\n".join(summary.lines))
+    return EXIT_DONE
+
+
+@app.command("eval")
+def eval_(run: RunName, as_json: AsJson = False) -> int:
+    """Acceptance of a run's drafter; measured first when it has not been."""
+    found = find_run(run)
+    if read_eval(found) is None:
+        code = follow(lc.prepare_stage("evaluate", run, argv()), detach=False, plain=True)
+        if code:
+            return code
+    measured = read_eval(found)
+    if measured is None:
+        raise StoreError(f"{found.eval}: cannot be read; eyas stage evaluate --run {found.path}")
+    if as_json:
+        emit(measured)
+        return EXIT_DONE
+    rows = {"all": measured.walk, **measured.by_dataset}
+    for name, counts in rows.items():
+        typer.echo(f"{name:<24} {counts.acceptance_length:6.3f}  {counts.tokens} / {counts.steps}")
+    return EXIT_DONE
+
+
+def _stored_json(path: Path, remedy: str) -> object:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as e:
+        raise StoreError(f"{path}: not there yet; {remedy}") from e

@@ -1,0 +1,92 @@
+"""Commands beside a run: export, lint, doctor, tokens."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from core import config as cf
+from core.commands.app import AsJson, RunName, app, emit
+from core.errors import EXIT_DONE, EXIT_FAILED, ExportError, UsageError
+from core.pipeline.doctor import examine
+from core.pipeline.setting import DEMO_CONFIG, tokenizer_dir
+from core.store import find_run
+
+ENGINES = ("sglang", "vllm", "hf")
+
+
+@app.command()
+def export(
+    run: RunName,
+    to: Annotated[str, typer.Option(metavar="|".join(ENGINES), help="layout to write")],
+) -> int:
+    """Write the newest checkpoint in an engine's layout, lint it and load it back."""
+    if to not in ENGINES:
+        raise UsageError(f"--to {to}: not known; use {', '.join(ENGINES)}")
+    from core.drafter import checkpoint  # torch: only who exports waits for it
+    from core.drafter.export import export_checkpoint
+
+    found = find_run(run)
+    newest = checkpoint.latest(found.checkpoints)
+    if newest is None:
+        raise ExportError(f"{found.run_id}: no checkpoint; eyas stage train --run {found.path}")
+    found.export.mkdir(exist_ok=True)
+    emit(export_checkpoint(newest, found.load_config(), to, found.export / to))
+    return EXIT_DONE
+
+
+@app.command()
+def lint(
+    directory: Path,
+    engine: Annotated[str, typer.Option(metavar="sglang|vllm", help="who will load it")],
+    target: Annotated[Path | None, typer.Option(help="the target's folder, for shapes")] = None,
+) -> int:
+    """Check an exported drafter for what an engine would misread."""
+    if engine not in ENGINES:
+        raise UsageError(f"--engine {engine}: not known; use {', '.join(ENGINES)}")
+    from core.drafter.lint import lint as find_problems  # torch: only who lints waits for it
+
+    problems = find_problems(directory, engine, target)
+    for problem in problems:
+        typer.echo(problem)
+    if not problems:
+        typer.echo(f"{directory}: nothing that {engine} would misread")
+    return EXIT_FAILED if problems else EXIT_DONE
+
+
+@app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="TOML; default: the demo's")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Tokenizer ids, keys and credits, endpoints and prices, limits, disk and cost forecast."""
+    path = config or DEMO_CONFIG
+    findings = examine(cf.load(path), path.resolve().parent)
+    for finding in findings:
+        if as_json:
+            emit(finding)
+        else:
+            typer.echo(f"{finding.level:<4}  {finding.what:<22}  {finding.detail}")
+    return EXIT_FAILED if any(f.level == "fail" for f in findings) else EXIT_DONE
+
+
+@app.command()
+def tokens(
+    mode: Annotated[str, typer.Argument(metavar="encode|render|rebuild")],
+    file: Annotated[Path | None, typer.Argument(help="JSONL; default: stdin")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="directory; default: embedded")] = None,
+) -> int:
+    """Token ids of text, prompts or replies: JSONL in, JSONL out, order kept."""
+    from core import tokens as contract  # tiktoken: only who counts waits for it
+
+    known = next((m for m in contract.MODES if m == mode), None)
+    if known is None:
+        raise UsageError(f"tokens {mode}: not known; use {', '.join(contract.MODES)}")
+    directory = tokenizer or tokenizer_dir(cf.Config())
+    try:
+        lines = file.open("rb") if file else sys.stdin.buffer
+    except OSError as e:
+        raise UsageError(f"{file}: cannot be read ({e.strerror})") from e
+    contract.run(known, directory, lines, sys.stdout.write)
+    return EXIT_DONE

@@ -1,0 +1,122 @@
+"""Can this config run here? Every check that costs nothing, each answered in one line.
+
+Promises: no request that is billed, nothing written. Knows where each part of eyas looks, not how
+it works."""
+
+import asyncio
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from core import gpu
+from core.config import Config
+from core.errors import EyasError
+from core.pipeline.gateway import needs_gateway
+from core.pipeline.process import SPARE_FILES
+from core.pipeline.setting import renderer_of, resolve, tokenizer_dir
+from core.prompts import load_prompts
+from core.providers import make_provider
+from core.schema import Prompt, Sampling
+
+BYTES_PER_TOKEN = 6
+"""On disk, of one generated token: the raw reply (SSE or JSON), its request's share and its ids."""
+
+
+class Check(msgspec.Struct, frozen=True):
+    level: Literal["ok", "warn", "fail"]
+    what: str
+    detail: str
+
+
+def examine(config: Config, base: Path) -> list[Check]:
+    """All checks, in the order in which a run would meet them."""
+    config = resolve(config, base)
+    checks = [_tokenizer(config), *_limits(config), _gpu()]
+    try:
+        prompts = load_prompts(config)
+        checks.append(Check("ok", "prompts", f"{len(prompts)} from {len(config.dataset)} datasets"))
+        checks += _forecast(config, prompts)
+    except EyasError as e:
+        checks.append(Check("fail", "prompts", str(e)))
+    if needs_gateway(config):
+        checks.append(Check("ok", "backends", "the run starts the embedded gateway on loopback"))
+    else:
+        checks += asyncio.run(_backends(config))
+    return checks
+
+
+def _tokenizer(config: Config) -> Check:
+    where = tokenizer_dir(config)
+    try:
+        tokenizer = renderer_of(config).tokenizer
+    except EyasError as e:
+        return Check("fail", "tokenizer", str(e))
+    return Check("ok", "tokenizer", f"{where}: {tokenizer.vocab_size} ids, special ids as expected")
+
+
+def _limits(config: Config) -> Iterator[Check]:
+    wanted = config.generate.max_in_flight + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = hard == resource.RLIM_INFINITY or hard >= wanted
+    yield Check(
+        "ok" if enough else "fail",
+        "open files",
+        f"{wanted} wanted, limit {soft} (raised to {hard} at start)"
+        if enough
+        else f"{wanted} wanted, hard limit {hard}; lower generate.max_in_flight or raise it",
+    )
+
+
+def _gpu() -> Check:
+    names = [g.name for g in gpu.available_gpus()]
+    return Check("ok", "GPU", ", ".join(names) or "none; the CPU is used")
+
+
+def _forecast(config: Config, prompts: list[Prompt]) -> Iterator[Check]:
+    """Upper bounds: every reply as long as it may be."""
+    runs = Path(config.run.dir)
+    existing = next(p for p in (runs, *runs.parents) if p.exists())
+    need = len(prompts) * config.generate.max_tokens * BYTES_PER_TOKEN
+    free = shutil.disk_usage(existing).free
+    fits = free - need >= config.run.min_free_disk_bytes
+    yield Check(
+        "ok" if fits else "warn",
+        "disk",
+        f"{free / 1e9:.1f} GB free in {existing}, replies take at most {need / 1e9:.1f} GB",
+    )
+
+
+async def _backends(config: Config) -> list[Check]:
+    names = dict.fromkeys(d.backend for d in config.dataset)
+    if any(d.twins or d.arm == "local" for d in config.dataset):
+        names["sglang"] = None
+    checks: list[Check] = []
+    for name in names:
+        try:
+            checks += await _preflight(config, name)
+        except EyasError as e:
+            checks.append(Check("fail", name, str(e)))
+    return checks
+
+
+async def _preflight(config: Config, name: str) -> list[Check]:
+    provider = make_provider(name, config)
+    generate = config.generate
+    sampling = Sampling(
+        temperature=generate.temperature, top_p=generate.top_p, max_tokens=generate.max_tokens
+    )
+    try:
+        lines = await provider.preflight(sampling)
+    finally:
+        await provider.close()
+    checks = [Check("ok", name, line.removeprefix(f"{name}: ")) for line in lines]
+    worst = max((s.price.worst_usd(0, generate.max_tokens) for s in provider.lanes), default=0.0)
+    if worst > config.run.budget_usd:
+        checks.append(Check("fail", name, f"one reply may cost ${worst:.4f}, above run.budget_usd"))
+    elif worst:
+        checks.append(Check("ok", name, f"one reply costs at most ${worst:.4f}"))
+    return checks

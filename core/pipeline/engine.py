@@ -1,0 +1,369 @@
+"""The engine: one process, one run, stages in order, and everything that may stop them.
+
+Promises: a halt from any side (socket, HALT file within 200 ms, SIGTERM, tripwire, full disk)
+closes the gate in the same tick; the run ends in exactly one of done, halted, tripped, failed; the
+last line of output.log is a `done` record. Knows when stages run, not what they do. Never loads
+torch."""
+
+import asyncio
+import contextlib
+import os
+import pwd
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from core import events as ev
+from core.config import Config, config_hash
+from core.control import CommandRequest, ControlServer, Peer
+from core.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_HALTED,
+    EXIT_TRIPWIRE,
+    ControlError,
+    DiskFull,
+    EyasError,
+    Halted,
+    Tripped,
+)
+from core.gpu import HostSampler
+from core.journal import Journal
+from core.pipeline.child import StageChild
+from core.pipeline.generating import GenerateStage, Halt
+from core.pipeline.heartbeat import status_of
+from core.pipeline.setting import read_prompts, renderer_of, write_prompts
+from core.pipeline.stages import BY_NAME, Markers, Stage, clear_outputs, selected, stage_named
+from core.pipeline.summary import summarise
+from core.schema import Prompt
+from core.store import Reserve, RunDir, make_manifest, write_manifest, write_status
+
+HALT_POLL_S = 0.1
+HEARTBEAT_S = 1.0
+RESERVE_BYTES_IN_FLIGHT = 64 << 10
+"""Set aside for each request that may be in flight: a long reply as a stream of SSE events."""
+MAX_RESERVE_BYTES = 256 << 20
+
+
+class Stoppable(Protocol):
+    """Whatever runs now. `halt` must close its gate before it returns."""
+
+    def halt(self, source: str, by: str) -> None: ...
+    def drain(self) -> None: ...
+    def sever(self) -> None: ...
+
+
+class Options(NamedTuple):
+    """`only`: one stage, again, whatever its marker says. `announce` is told once, when the run is
+    up."""
+
+    argv: list[str]
+    only: str = ""
+    fresh_prompts: bool = False
+    announce: Callable[[dict[str, Any]], None] = lambda record: None
+
+
+class ChildStage:
+    """A stage child in the engine's terms."""
+
+    def __init__(self, child: StageChild) -> None:
+        self.child = child
+
+    def halt(self, source: str, by: str) -> None:
+        self.child.stop()
+
+    def drain(self) -> None:
+        """The stage ends by itself; the one after it does not begin."""
+
+    def sever(self) -> None:
+        self.child.kill()
+
+
+class Engine:
+    """One life of one run."""
+
+    def __init__(self, run: RunDir, config: Config, options: Options) -> None:
+        self.run = run
+        self.config = config
+        self.options = options
+        self.started_at = time.time()
+        self.manifest = make_manifest(run, config, options.argv)
+        self.markers = Markers(run, config)
+        in_flight = config.generate.max_in_flight
+        self.reserve = Reserve(
+            run.reserve, min(MAX_RESERVE_BYTES, in_flight * RESERVE_BYTES_IN_FLIGHT)
+        )
+        self.journal = Journal(run, self.reserve)
+        self.control = ControlServer(run, self._command, lambda: self.journal.view)
+        self.sampler = HostSampler(run.path)
+        self.work: Stoppable | None = None
+        self.stopping: EyasError | None = None
+        self.draining = False
+        self.exit_code: int | None = None
+        self._halted_by = ("", "")
+        self._background: list[asyncio.Task[None]] = []
+        self._loop = asyncio.get_running_loop()
+
+    async def main(self) -> int:
+        """Run to the end; returns the exit code. A start-up failure is raised, after cleaning
+        up."""
+        try:
+            await self.control.start()
+            self.journal.subscribe(self.control.publish)
+            write_manifest(self.run, self.manifest)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                name = signal.Signals(number).name
+                self._loop.add_signal_handler(number, self.halt, "signal", name, "")
+            prompts = await asyncio.to_thread(self._prompts)
+            renderer = await asyncio.to_thread(renderer_of, self.config)
+            self._announce(len(prompts))
+            self.sampler.start()
+            self._background = [
+                asyncio.create_task(self._watch_halt_file()),
+                asyncio.create_task(self._heartbeat()),
+            ]
+            self._generate = GenerateStage(
+                self.run,
+                self.config,
+                prompts,
+                renderer,
+                self.journal.emit,
+                self.reserve,
+                self._asked_to_halt,
+            )
+            state, code, reason = await self._carry_out()
+        except BaseException:
+            await self._close("failed", EXIT_FAILED, "start-up")
+            raise
+        await self._close(state, code, reason)
+        return code
+
+    def _prompts(self) -> list[Prompt]:
+        if self.options.fresh_prompts or not self.run.prompts.exists():
+            return write_prompts(self.run, self.config)
+        return read_prompts(self.run)
+
+    def _announce(self, prompts: int) -> None:
+        names = [s.name for s in self._chosen()]
+        self.journal.emit(
+            ev.RunStarted(
+                run_id=self.run.run_id,
+                argv=self.options.argv,
+                config_hash=config_hash(self.config),
+                budget_usd=self.config.run.budget_usd,
+                stages=names,
+                prompts=prompts,
+                resumed=self.manifest.lives > 1,
+            )
+        )
+        self._state("starting")
+        self._write_status()
+        self.options.announce(
+            {
+                "run_id": self.run.run_id,
+                "path": str(self.run.path.resolve()),
+                "pid": os.getpid(),
+                "socket": str(self.control.path),
+                "output": str(self.run.output_log.resolve()),
+                "api_version": ev.API_VERSION,
+                "prompts": prompts,
+                "stages": names,
+            }
+        )
+
+    def _chosen(self) -> list[Stage]:
+        return [stage_named(self.options.only)] if self.options.only else selected(self.config)
+
+    async def _carry_out(self) -> tuple[ev.State, int, str]:
+        try:
+            self._state("running")
+            for stage in self._chosen():
+                await self._stage(stage)
+            summary = await asyncio.to_thread(summarise, self.run, self.config, self.markers.done)
+            self.journal.emit(summary)
+            return "done", EXIT_DONE, ""
+        except Tripped as e:
+            return "tripped", EXIT_TRIPWIRE, str(e)
+        except Halted as e:
+            self._account(str(e))
+            return "halted", EXIT_HALTED, str(e)
+        except EyasError as e:
+            self.journal.emit(ev.Log(level="error", message=str(e)))
+            return "failed", e.exit_code, str(e)
+        except Exception as e:
+            traceback.print_exc()
+            reason = f"internal error: {type(e).__name__}: {e}; see output.log"
+            self.journal.emit(ev.Log(level="error", message=reason))
+            return "failed", EXIT_FAILED, reason
+
+    async def _stage(self, stage: Stage) -> None:
+        if self.stopping:
+            raise self.stopping
+        if self.draining:
+            raise Halted("drained")
+        if self.options.only:
+            await asyncio.to_thread(clear_outputs, self.run, stage)
+        elif marker := await asyncio.to_thread(self.markers.finished, stage):
+            self.journal.emit(ev.StageStarted(stage=stage.name))
+            summary = {**marker.summary, "skipped": "unchanged since it finished"}
+            self.journal.emit(
+                ev.StageFinished(stage=stage.name, seconds=marker.seconds, summary=summary)
+            )
+            return
+        self.journal.emit(ev.StageStarted(stage=stage.name))
+        started = time.monotonic()
+        try:
+            summary = await self._perform(stage)
+        except Halted as e:
+            raise self.stopping or e from e
+        except DiskFull as e:
+            raise Halted(f"disk_full: {e}") from e
+        except EyasError as e:
+            self.journal.emit(ev.StageFailed(stage=stage.name, error=str(e)))
+            raise
+        finally:
+            self.work = None
+        seconds = time.monotonic() - started
+        if not summary.get("pending"):
+            await asyncio.to_thread(self.markers.finish, stage, time.time(), seconds, summary)
+        self.journal.emit(ev.StageFinished(stage=stage.name, seconds=seconds, summary=summary))
+
+    async def _perform(self, stage: Stage) -> dict[str, Any]:
+        if stage is BY_NAME["generate"]:
+            self.work = self._generate
+            return await self._generate.perform()
+        child = StageChild(self.run, stage, self.journal.emit)
+        self.work = ChildStage(child)
+        return await child.run()
+
+    def halt(self, source: str, by: str, reason: str = "", error: EyasError | None = None) -> None:
+        """Stop now. The first call counts; what runs closes its gate before this returns."""
+        if self.stopping is not None:
+            return
+        words = ", ".join(w for w in (source, by, reason) if w)
+        self.stopping = error or Halted(f"halted ({words})")
+        if self.work is not None:
+            self.work.halt(source, by)
+        self._halted_by = (source, by)
+        self._state("halting", words)
+        self._loop.run_in_executor(None, self.journal.flush)
+
+    def _asked_to_halt(self, halt: Halt) -> None:
+        self.halt(halt.source, halt.by, halt.reason, halt.error)
+
+    def _sever(self, source: str, by: str, reason: str) -> None:
+        self.halt(source, by, reason)
+        if self.work is not None:
+            self.work.sever()
+
+    def _account(self, reason: str) -> None:
+        """Every halt leaves an account; generate writes its own, with what was cancelled and
+        saved."""
+        view = self.journal.view
+        if view.halt is not None and view.halt.complete and view.halt.ts >= self.started_at:
+            return
+        source, by = self._halted_by
+        self.journal.emit(
+            ev.Halt(
+                source=source or reason,
+                by=by,
+                spent_usd=view.stats.spent_usd if view.stats else 0.0,
+                uncertain_usd=view.stats.uncertain_usd if view.stats else 0.0,
+                checkpoint_step=view.train.checkpoint_step if view.train else None,
+                complete=True,
+            )
+        )
+
+    def _command(self, request: CommandRequest, peer: Peer) -> str:
+        by = f"{user_name(peer.uid)} ({peer.client or 'unnamed client'})"
+        match request.name:
+            case "halt":
+                self.halt("command", by, request.reason)
+            case "sever":
+                self._sever("command", by, request.reason)
+            case "drain":
+                self._drain(request.reason)
+            case "resume":
+                raise ControlError(
+                    f"resume: this engine is {self.journal.view.state}; "
+                    f"`eyas resume {self.run.run_id}` starts the next one when it has stopped"
+                )
+        self.journal.emit(ev.Command(name=request.name, by=by, uid=peer.uid, reason=request.reason))
+        return self.journal.view.state
+
+    def _drain(self, reason: str) -> None:
+        if self.draining or self.stopping:
+            return
+        self.draining = True
+        if self.work is not None:
+            self.work.drain()
+        self._state("draining", reason)
+
+    def _state(self, state: ev.State, reason: str = "") -> None:
+        self.journal.emit(ev.StateChanged(state=state, reason=reason))
+
+    async def _watch_halt_file(self) -> None:
+        while self.stopping is None:
+            if self.run.halt_file.exists():
+                text = await asyncio.to_thread(_first_line, self.run.halt_file)
+                self.halt("file", "HALT", text)
+            await asyncio.sleep(HALT_POLL_S)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            if (host := self.sampler.sample()) is not None:
+                self.journal.emit(host)
+                self._check_disk(host)
+            await asyncio.to_thread(self._write_status)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _check_disk(self, host: ev.Host) -> None:
+        if self.journal.full:
+            self.halt("disk", "", "no space left; free some, then resume")
+        elif host.disk_total_bytes and host.disk_free_bytes < self.config.run.min_free_disk_bytes:
+            free = f"{host.disk_free_bytes / 1e9:.2f} GB free"
+            self.halt("disk", "", f"{free}, below run.min_free_disk_bytes; free some, then resume")
+
+    def _write_status(self) -> None:
+        status = status_of(
+            self.run.run_id,
+            self.journal.view,
+            self.started_at,
+            self.control.consoles,
+            self.exit_code,
+        )
+        with contextlib.suppress(OSError):  # a full disk is seen by those who must write
+            write_status(self.run, status)
+
+    async def _close(self, state: ev.State, code: int, reason: str) -> None:
+        self.exit_code = code
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        if self._background:
+            self.sampler.stop()
+        self._state(state, reason)
+        await asyncio.to_thread(self.journal.flush)
+        self._write_status()
+        await self.control.close()
+        await asyncio.to_thread(self.journal.close)
+        self.reserve.release()
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _first_line(path: Path) -> str:
+    """What whoever left the HALT file wrote into it: from outside, so printable and short."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")[:200]
+    except OSError:
+        return ""
+    return "".join(c for c in text.split("\n")[0] if c.isprintable())
