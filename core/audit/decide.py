@@ -91,10 +91,12 @@ def _decide(
     api = [c for key, c in compared.items() if key[0] == name]
     judged = bool(api) and all(c.judged for c in api)
     reason = worst.reason if len(scopes) == 1 else f"{worst.provider}: {worst.reason}"
+    trainable = [t for t in rows if t.trainable]
+    if worst.decision == "keep":
+        reason = f"no error in {len(trainable)} samples"
     if api and not judged:
         fewest = min(c.agreement.pairs if c.agreement else 0 for c in api)
         reason += f"; arms not compared ({fewest} of {audit.min_pairs} twins)"
-    trainable = [t for t in rows if t.trainable]
     again = {(s.provider, s.arm) for s in scopes if s.decision == "regenerate"}
     return DatasetDecision(
         dataset=name,

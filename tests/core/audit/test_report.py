@@ -10,8 +10,8 @@ import pytest
 
 from core import config
 from core import events as ev
-from core.audit import report as stage
 from core.audit import record
+from core.audit import report as stage
 from core.audit.account import report, thin
 from core.audit.apply import apply, crc, marked, marks
 from core.audit.exactness import Exactness, reply_text
@@ -71,11 +71,19 @@ def _rollout(p: Prompt, s: Sample) -> Rollout:
     text = {"reasoning_content": " Look it up.", "content": "Fine."}
     raw = json.dumps({"choices": [{"message": text}]}) if p.arm == "local" else None
     return Rollout(
-        prompt_id=p.prompt_id, twin_id=p.twin_id, dataset=p.dataset, arm=p.arm, attempt=1,
-        outcome="rejected" if s.verdict == "rejected" else "ok", error_class=s.error_class, backend=s.backend,
-        provider=s.provider, reply_kind="json" if raw else "none", reply_raw=raw,
+        prompt_id=p.prompt_id,
+        twin_id=p.twin_id,
+        dataset=p.dataset,
+        arm=p.arm,
+        attempt=1,
+        outcome="rejected" if s.verdict == "rejected" else "ok",
+        error_class=s.error_class,
+        backend=s.backend,
+        provider=s.provider,
+        reply_kind="json" if raw else "none",
+        reply_raw=raw,
         usage=Usage(cost_usd=s.cost_usd),
-    )  # fmt: skip
+    )
 
 
 def pair(i: int, dataset: str = "b1", **api: Any) -> list[tuple[Prompt, Sample]]:
@@ -100,8 +108,12 @@ def test_a_clean_run(run: RunDir) -> None:
     fill(run, [row for i in range(12) for row in pair(i)])
     summary, events = audit(run)
     assert summary == {
-        "samples": 24, "trainable": 24, "findings": 0, "rebuilt_exactly": 1.0, "decisions": {"b1": "keep"},
-    }  # fmt: skip
+        "samples": 24,
+        "trainable": 24,
+        "findings": 0,
+        "rebuilt_exactly": 1.0,
+        "decisions": {"b1": "keep"},
+    }
     (event,) = events
     assert isinstance(event, ev.Audit)
     assert [(r.dataset, r.provider, r.arm, r.samples, r.decision) for r in event.rows] == [
@@ -224,7 +236,7 @@ def test_reply_text_of_other_bodies(raw: str) -> None:
 
 
 def mixed(run: RunDir) -> None:
-    """Ten good pairs, one call with broken arguments, one with a foreign id (which a mask cures)."""
+    """Ten good pairs, one call with broken arguments, one with a foreign id (a mask cures it)."""
     rows = [row for i in range(10) for row in pair(i)]
     rows += pair(10, calls=[call("{}")]) + pair(11, calls=[call(id="call_1")])
     fill(run, rows)
@@ -351,19 +363,44 @@ def test_the_account_adds_up(run: RunDir) -> None:
     lost = pair(12, verdict="rejected", error_class="truncated_length", cost_usd=0.02)[1]
     fill(run, [*rows, lost])
     failed = Rollout(
-        prompt_id="x", twin_id="x", dataset="b1", arm="declared", attempt=2, outcome="failed",
-        error_class="rate_limited", error="<b>slow</b>", backend="openrouter", provider="Beta",
-    )  # fmt: skip
+        prompt_id="x",
+        twin_id="x",
+        dataset="b1",
+        arm="declared",
+        attempt=2,
+        outcome="failed",
+        error_class="rate_limited",
+        error="<b>slow</b>",
+        backend="openrouter",
+        provider="Beta",
+    )
     run.completions.write_bytes(run.completions.read_bytes() + encode_line(failed))
     books = [
         SpendLine(ts=10.0, kind="dispatch", prompt_id="a", attempt=1, backend="openrouter"),
-        SpendLine(ts=12.0, kind="billed", prompt_id="a", attempt=1, backend="openrouter", provider="Alpha", cost_usd=0.5),
-        SpendLine(ts=12.0, kind="dispatch", prompt_id="b", attempt=1, backend="openrouter", provider="Beta"),
-        SpendLine(ts=15.0, kind="uncertain", prompt_id="b", attempt=1, backend="openrouter", cost_usd=0.25),
+        SpendLine(
+            ts=12.0,
+            kind="billed",
+            prompt_id="a",
+            attempt=1,
+            backend="openrouter",
+            provider="Alpha",
+            cost_usd=0.5,
+        ),
+        SpendLine(
+            ts=12.0,
+            kind="dispatch",
+            prompt_id="b",
+            attempt=1,
+            backend="openrouter",
+            provider="Beta",
+        ),
+        SpendLine(
+            ts=15.0, kind="uncertain", prompt_id="b", attempt=1, backend="openrouter", cost_usd=0.25
+        ),
         SpendLine(ts=16.0, kind="dispatch", prompt_id="c", attempt=1, backend="openrouter"),
         SpendLine(ts=17.0, kind="free", prompt_id="c", attempt=1, backend="openrouter"),
         SpendLine(ts=18.0, kind="dispatch", prompt_id="d", attempt=1, backend="openrouter"),
-    ]  # fmt: skip
+    ]
     run.spend.write_bytes(b"".join(encode_line(line) for line in books))
     walk = AcceptanceCounts(
         steps=100, tokens=250, accepted_by_position=[80, 50, 20], offered_by_position=[100, 80, 50]

@@ -79,12 +79,24 @@ def test_no_local_arm() -> None:
 
 def test_names_and_arguments_are_counted_where_both_called() -> None:
     rows = [
-        (trait("1", "local", calls=1, names=("f",), arguments=b"a"), trait("1", calls=1, names=("f",), arguments=b"a")),
-        (trait("2", "local", calls=1, names=("f",), arguments=b"a"), trait("2", calls=1, names=("f",), arguments=b"b")),
-        (trait("3", "local", calls=1, names=("f",), arguments=b"a"), trait("3", calls=2, names=("f", "f"), arguments=b"c")),
-        (trait("4", "local", calls=1, names=("f",), arguments=b""), trait("4", calls=1, names=("f",), arguments=b"")),
+        (
+            trait("1", "local", calls=1, names=("f",), arguments=b"a"),
+            trait("1", calls=1, names=("f",), arguments=b"a"),
+        ),
+        (
+            trait("2", "local", calls=1, names=("f",), arguments=b"a"),
+            trait("2", calls=1, names=("f",), arguments=b"b"),
+        ),
+        (
+            trait("3", "local", calls=1, names=("f",), arguments=b"a"),
+            trait("3", calls=2, names=("f", "f"), arguments=b"c"),
+        ),
+        (
+            trait("4", "local", calls=1, names=("f",), arguments=b""),
+            trait("4", calls=1, names=("f",), arguments=b""),
+        ),
         (trait("5", "local"), trait("5", calls=1, names=("f",), arguments=b"a")),
-    ]  # fmt: skip
+    ]
     pair = agree(rows)
     assert (pair.name_match.hits, pair.name_match.total) == (3, 4)
     assert (pair.args_match.hits, pair.args_match.total) == (
@@ -187,9 +199,14 @@ def test_whitespace_habit_of_case_c49() -> None:
             ("local", " " + message["reasoning"]),
         ):
             one = sample(
-                reasoning=thought, content=message["content"], twin_id=f"t{i}", sample_id=f"{arm}{i}",
-                arm=arm, provider=reply["provider"] if arm == "declared" else None, backend="sglang",
-            )  # fmt: skip
+                reasoning=thought,
+                content=message["content"],
+                twin_id=f"t{i}",
+                sample_id=f"{arm}{i}",
+                arm=arm,
+                provider=reply["provider"] if arm == "declared" else None,
+                backend="sglang",
+            )
             traits.append(_trait_of(one))
     report = compare(traits, SETTINGS, LIMITS)
     (habit,) = report.habits
@@ -312,8 +329,10 @@ def test_only_the_deviating_provider_is_asked_again() -> None:
     (one,) = decide(rows, report, SETTINGS)
     assert one.decision == "regenerate" and one.judged
     assert {s.provider: s.decision for s in one.scopes} == {
-        "Alpha": "regenerate", "Beta": "keep", "sglang": "keep",
-    }  # fmt: skip
+        "Alpha": "regenerate",
+        "Beta": "keep",
+        "sglang": "keep",
+    }
     assert one.costs["regenerate"].samples == 40
     assert one.costs["regenerate"].again_usd == pytest.approx(0.4)
     assert one.reason.startswith("Alpha: calls a tool in 0.0% of twins, the local arm in 100.0%")

@@ -14,6 +14,7 @@ from core.schema import Finding
 from tests.core.audit.builders import RENDERER, WEATHER, call, prompt, sample
 
 LIMITS = config.Tripwires()
+LIST = Price(1e-6, 1e-5)
 GOOD: dict[str, Any] = {
     "failed": False,
     "mismatch": False,
@@ -250,7 +251,7 @@ def test_two_providers_away_from_the_reference_point_at_the_dataset() -> None:
 
 
 def test_cost_per_kept_token() -> None:
-    def run(kept: bool, cost: float, price: Price | None = Price(1e-6, 1e-5)) -> list[Tripwire]:
+    def run(kept: bool, cost: float, price: Price | None = LIST) -> list[Tripwire]:
         wires = Tripwires(LIMITS, {"A": price} if price else {})
         wires.observe(see("B"))
         for _ in range(LIMITS.min_samples):
@@ -411,20 +412,32 @@ def test_observation_of_a_good_sample() -> None:
     [
         ({"verdict": "mismatch"}, [], {"mismatch": True, "kept": False}),
         ({"verdict": "rejected", "error_class": "count_mismatch"}, [], {"mismatch": True}),
-        ({"verdict": "exact", "arm": "local"}, [], {"mismatch": None, "stop_offset": None, "reference": True}),
+        (
+            {"verdict": "exact", "arm": "local"},
+            [],
+            {"mismatch": None, "stop_offset": None, "reference": True},
+        ),
         ({"billed_tokens": 18}, [], {"stop_offset": -1}),
         ({"billed_tokens": None}, [], {"stop_offset": None}),
         ({"prompt_tokens_billed": None}, [], {"prompt_drift": None}),
         ({}, ["prompt_drift"], {"prompt_drift": True}),
         ({}, ["marker_leak"], {"leak": True}),
-        ({"verdict": "rejected", "error_class": "marker_in_reasoning"}, [], {"leak": True, "triggered": None}),
+        (
+            {"verdict": "rejected", "error_class": "marker_in_reasoning"},
+            [],
+            {"leak": True, "triggered": None},
+        ),
         ({}, ["truncated"], {"truncated": True, "triggered": None}),
         ({"verdict": "rejected", "error_class": "truncated_length"}, [], {"truncated": True}),
-        ({"verdict": "rejected", "error_class": "tool_id_malformed"}, [], {"triggered": True, "schema_invalid": True}),
+        (
+            {"verdict": "rejected", "error_class": "tool_id_malformed"},
+            [],
+            {"triggered": True, "schema_invalid": True},
+        ),
         ({"calls": [call()]}, ["undeclared_tool"], {"schema_invalid": True, "triggered": True}),
         ({}, [], {"schema_invalid": None, "triggered": False}),
     ],
-)  # fmt: skip
+)
 def test_observation(fields: dict[str, Any], rules: list[str], expected: dict[str, Any]) -> None:
     found = [Finding(sample_id="s", rule=r, detail="") for r in rules]
     got = observation(sample(**fields), found, True)
