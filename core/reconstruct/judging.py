@@ -12,7 +12,7 @@ from core.reconstruct.classes import first_class
 from core.reconstruct.offsets import StopOffsets
 from core.reconstruct.rebuild import Ask, Rebuilt, rebuild
 from core.reconstruct.reply import Reply, read_reply
-from core.render.base import RenderedPrompt, Renderer
+from core.render.base import RenderedPrompt, Renderer, tools_as_text
 from core.schema import Message, Prompt, Rollout, Sample, Usage
 
 PROMPT_TOLERANCE = 3
@@ -29,8 +29,10 @@ def judge(rollout: Rollout, prompt: Prompt, renderer: Renderer, offsets: StopOff
     rendered: RenderedPrompt | None = None
     if sent is None:
         try:
-            tools = None if prompt.arm == "text" else prompt.tools
-            rendered = renderer.render(prompt.messages, tools, prompt.thinking)
+            messages, tools = prompt.messages, prompt.tools
+            if prompt.arm == "text":
+                messages, tools = tools_as_text(messages, tools), None
+            rendered = renderer.render(messages, tools, prompt.thinking)
         except RenderError as refusal:
             reply.problems.append(refusal.kind)
         else:

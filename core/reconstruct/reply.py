@@ -48,6 +48,8 @@ def read_reply(kind: str, raw: str | None, status: int | None, headers: Mapping[
     """`kind`: `json` for a body, `sse` for a stream's events, `none` when nothing came."""
     if kind == "none" or raw is None:
         return Reply(problems=["no_reply"])
+    # Bytes that were no UTF-8 arrive as lone surrogates: as JSON escapes they stay readable.
+    raw = raw.encode("utf-8", "backslashreplace").decode()
     try:
         if kind == "sse":
             merged = merge_stream(raw)

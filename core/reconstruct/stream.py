@@ -22,7 +22,7 @@ class Merged(msgspec.Struct, kw_only=True):
 def merge_stream(raw: str) -> Merged:
     """`raw`: the events as received, in one string."""
     parser = SseParser()
-    payloads = parser.feed(raw.encode("utf-8", "surrogatepass"))
+    payloads = parser.feed(raw.encode())
     tail = parser.tail.strip()
     if tail.removeprefix(b"data:").strip() == DONE:
         payloads.append(DONE)

@@ -80,12 +80,15 @@ def load_renderer(tokenizer_dir: Path, variant: str, preserve_thinking: bool = F
 
 
 def tools_as_text(messages: list[Message], tools: list[Tool] | None) -> list[Message]:
-    """The `text` arm: the declaration that the template would print, in the system message."""
+    """The `text` arm: the declaration that the template would print, in the system message.
+    Messages that have it already are returned as they are."""
     if not tools:
         return messages
     block = declare(tools).text
     first = messages[0] if messages else {}
     content = first.get("content")
     if first.get("role") == "system" and isinstance(content, str):
+        if content.startswith(block):
+            return messages
         return [{**first, "content": f"{block}\n{content}"}, *messages[1:]]
     return [{"role": "system", "content": block}, *messages]

@@ -8,6 +8,7 @@ import pytest
 
 from core.reconstruct import StopOffsets, judge, observe, prompt_drift
 from core.reconstruct.offsets import LEARN_SAMPLES
+from core.render.base import tools_as_text
 from core.schema import Usage
 from tests.core.reconstruct.replies import (
     USER,
@@ -161,11 +162,15 @@ def test_a_prompt_that_cannot_be_rendered() -> None:
     assert (sample.verdict, sample.error_class) == ("rejected", "role_unknown")
 
 
-def test_text_arm_renders_without_tools() -> None:
+def test_text_arm_holds_the_declaration_in_its_system_message() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
+    asked = tools_as_text(USER, [tool])
+    expected = embedded().render(asked, None, True).ids
+    for messages in (USER, asked):
+        sample = judged(BODY, prompt=prompt_of(messages=messages, tools=[tool], arm="text"))
+        assert sample.token_ids[: sample.prompt_len] == expected
     declared = judged(BODY, prompt=prompt_of(tools=[tool]))
-    text = judged(BODY, prompt=prompt_of(tools=[tool], arm="text"))
-    assert declared.prompt_len > text.prompt_len == judged(BODY).prompt_len
+    assert declared.token_ids[: declared.prompt_len] == embedded().render(USER, [tool], True).ids
 
 
 # ------------------------------------------------------------------ server ids

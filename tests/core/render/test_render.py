@@ -101,6 +101,7 @@ def test_text_arm_carries_the_block(renderer: Renderer) -> None:
     assert messages[0]["content"] == "Be brief."
     assert tools_as_text(HISTORY, [TOOL])[0]["role"] == "system"
     assert tools_as_text(HISTORY, None) is HISTORY
+    assert tools_as_text(asked, [TOOL]) is asked
     assert renderer.render(asked, None, True).tools_mode is None
 
 
