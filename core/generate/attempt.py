@@ -37,6 +37,7 @@ class Aloft:
     __slots__ = (
         "alone",
         "begun",
+        "dispatched",
         "flight",
         "item",
         "key",
@@ -56,6 +57,7 @@ class Aloft:
         self.started_at = now
         self.reason = ""
         self.begun = False
+        self.dispatched = False
         self.alone = False
         self.task: asyncio.Task[Any] | None = None
 
@@ -138,6 +140,8 @@ class Attempts:
         left = flight.left_at is not None
         now = asyncio.get_running_loop().time()
         bill = await self.books.settle(aloft.item.prompt, aloft.key[1], aloft.lane, left, reply)
+        if not aloft.dispatched:  # no line opened it, so none closes it
+            bill = msgspec.structs.replace(bill, line=None)
         failure = reply.failure
         timings = None
         if flight.left_at is not None:
@@ -163,6 +167,7 @@ class Attempts:
         aloft.begun = True
         try:
             if not aloft.reason:
+                aloft.dispatched = True
                 await self.books.dispatch(aloft.item.prompt, aloft.key[1], aloft.lane)
             if not aloft.reason:
                 return await provider.complete(aloft.request, aloft.flight), ""

@@ -20,6 +20,7 @@ from core.schema import Prompt, SpendLine, Usage
 
 LOOKUP_DELAYS_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 LOOKUPS_AT_ONCE = 32
+INSURED_TRIES = 3
 
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +32,8 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     provider: str | None = None
     line: SpendLine | None = None
+    over_usd: float = 0.0
+    """How much more than the worst case was billed: a price list that does not hold."""
 
     @property
     def paid(self) -> bool:
@@ -126,10 +129,12 @@ class Books:
         await self.close(bill)
         return bill
 
-    async def look_up(self, provider: Provider, generation_id: str) -> LookedUp | None:
+    async def look_up(
+        self, provider: Provider, generation_id: str, tries: int = 99
+    ) -> LookedUp | None:
         """The bill by generation id. It may lag the reply by seconds: a 404 is asked again."""
         async with self._lookups:
-            for delay_s in (0.0, *self._delays_s):
+            for delay_s in (0.0, *self._delays_s[:tries]):
                 await asyncio.sleep(delay_s)
                 try:
                     found = await provider.lookup(generation_id)
@@ -147,16 +152,19 @@ class Books:
             return Bill(kind="billed", cost_usd=usage.cost_usd, usage=usage)
         if reply.failure is not None and reply.failure.paid == "no":
             return Bill(kind="free", usage=usage)
+        insured = reply.failure is not None and reply.failure.paid == "insured"
         if reply.generation_id:
-            found = await self.look_up(lane.provider, reply.generation_id)
+            tries = INSURED_TRIES if insured else len(self._delays_s)
+            found = await self.look_up(lane.provider, reply.generation_id, tries)
             if found is not None:
                 return _looked_up(found, usage)
-        return Bill(kind="uncertain", usage=usage)
+        return Bill(kind="free" if insured else "uncertain", usage=usage)
 
     def _settled(self, bill: Bill, line: SpendLine) -> Bill:
         """The budget in the same tick as the decision; the closing line ready to be written."""
         key, usage, cost = (line.prompt_id, line.attempt), bill.usage, bill.cost_usd
         cap = usage.cap_usd if usage.cap_usd is not None else cost
+        over_usd = max(0.0, cap - self.budget.worst_of(key))
         if bill.kind == "free":
             self.budget.settle_free(key)
             cost = cap = 0.0
@@ -167,6 +175,7 @@ class Books:
         return msgspec.structs.replace(
             bill,
             cost_usd=cost,
+            over_usd=over_usd if over_usd > 0.01 * cap else 0.0,
             usage=msgspec.structs.replace(usage, cost_usd=cost, cap_usd=cap),
             line=msgspec.structs.replace(
                 line,

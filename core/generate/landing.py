@@ -223,6 +223,12 @@ class Lander:
     def _account(self, landing: Landing, lane: Lane) -> None:
         """Money of the lane, and the halt's own account."""
         lane.spent_usd += landing.bill.cost_usd
+        if landing.bill.over_usd:
+            self.stop_lane(
+                lane,
+                f"billed ${landing.bill.over_usd:.6f} more than its prices allow; "
+                "the budget cannot hold on it",
+            )
         gate = self.gate
         if gate.is_open or not landing.left:
             return

@@ -24,7 +24,7 @@ from core.errors import ProviderError
 from core.providers.price import Price
 from core.schema import Prompt, Sampling, Usage
 
-Paid = Literal["no", "maybe"]
+Paid = Literal["no", "insured", "maybe"]
 
 
 class Failure(ProviderError):
@@ -147,9 +147,11 @@ class BodyNotJson(Broken):
 
 
 class UpstreamError(Broken):
-    """An error inside a 200, before or in the middle of the reply."""
+    """An error inside a 200, before or in the middle of the reply. OpenRouter does not bill what
+    finishes so (zero-completion insurance): a bill is looked for, and none found means none."""
 
     error_class = "upstream_error_midstream"
+    paid: ClassVar[Paid] = "insured"
 
 
 class EmptyChoices(Failure):

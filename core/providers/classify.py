@@ -131,23 +131,35 @@ def _is_moderation(body: Mapping[str, Any]) -> bool:
     return bool(meta.get("reasons") or meta.get("flagged_input"))
 
 
+def _choice_error(body: Mapping[str, Any]) -> Any:
+    """The error of a choice, or words for a finish reason that says `error`."""
+    choices = body.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict):
+            if error := choice.get("error"):
+                return error
+            if choice.get("finish_reason") == "error":
+                return {"message": "finish_reason is error"}
+    return None
+
+
+def has_error(body: Mapping[str, Any]) -> bool:
+    return bool(body.get("error") or _choice_error(body))
+
+
 def error_in_body(
     body: Mapping[str, Any], headers: Mapping[str, str], wall_now: float, streamed: bool = False
 ) -> base.Failure | None:
-    """An `error` beside or inside the choices of a 200. `streamed`: tokens had already arrived."""
+    """An `error` beside or inside the choices of a 200. `streamed`: tokens had already arrived.
+
+    Throttling and refusals keep their class; what else goes wrong after the provider had begun is
+    UpstreamError."""
     error = body.get("error")
     if not error:
-        for choice in body.get("choices") or ():
-            if not isinstance(choice, dict):
-                continue
-            error = choice.get("error")
-            if error or choice.get("finish_reason") == "error":
-                error = error or {"message": "finish_reason is error"}
-                body = {**body, "error": error}
-                streamed = True  # the provider had begun to answer
-                break
+        error, streamed = _choice_error(body), True
     if not error:
         return None
+    body = {**body, "error": error}
     code = error.get("code") if isinstance(error, dict) else None
     if isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600:
         failure = classify_error(code, headers, body, wall_now)

@@ -20,7 +20,7 @@ import msgspec
 
 from core.errors import ProviderError
 from core.providers import base
-from core.providers.classify import error_in_body, kept_headers, parse_json
+from core.providers.classify import error_in_body, has_error, kept_headers, parse_json
 from core.providers.sse import DONE, SseParser
 
 FDS_KEPT_BACK = 64
@@ -101,6 +101,15 @@ class HttpClient:
             if len(secret) >= 8 and secret in text:
                 text = text.replace(secret, "[secret]")
         return text
+
+    def clean(self, reply: base.Reply) -> base.Reply:
+        """A server may quote the key back at us: nothing that is kept or shown may hold it."""
+        failure = reply.failure
+        if failure is not None and (words := self.scrub(str(failure))) != str(failure):
+            failure.args = (words,)
+        if reply.raw is not None and (raw := self.scrub(reply.raw)) != reply.raw:
+            return msgspec.structs.replace(reply, raw=raw)
+        return reply
 
     async def exchange(self, path: str, body: bytes, flight: base.Flight) -> None:
         """POST, and collect the reply into `flight`. Raises a Failure for what the transport
@@ -242,5 +251,5 @@ def _note(payload: bytes, flight: base.Flight) -> None:
 def _note_error(payload: bytes, flight: base.Flight) -> None:
     with contextlib.suppress(ValueError):
         event = parse_json(payload)
-        if isinstance(event, dict) and event.get("error"):
+        if isinstance(event, dict) and has_error(event):
             flight.body["error"] = event

@@ -135,7 +135,7 @@ class OpenAICompatible:
     def _reply(
         self, flight: base.Flight, sent: dict[str, Any], failure: base.Failure | None
     ) -> base.Reply:
-        reply = reply_of(flight, sent, self._price, failure)
+        reply = self._http.clean(reply_of(flight, sent, self._price, failure))
         return msgspec.structs.replace(reply, provider=self._lane)
 
     async def lookup(self, generation_id: str) -> base.LookedUp | None:

@@ -169,7 +169,7 @@ class OpenRouter:
         failure: base.Failure | None,
     ) -> base.Reply:
         spec = self._specs.get(request.provider or "", base.LaneSpec(name=""))
-        return reply_of(flight, sent, spec.price, failure)
+        return self._http.clean(reply_of(flight, sent, spec.price, failure))
 
     async def lookup(self, generation_id: str) -> base.LookedUp | None:
         status, body = await self._http.get("/generation", id=generation_id)

@@ -181,6 +181,7 @@ class SGLang:
         reply = reply_of(flight, sent, Price(), failure)
         if self._endpoint == "generate" and reply.failure is None:
             reply = self._native(flight, reply)
+        reply = self._server(request.provider).clean(reply)
         return msgspec.structs.replace(reply, provider=request.provider)
 
     def _native(self, flight: base.Flight, reply: base.Reply) -> base.Reply:

@@ -1,0 +1,359 @@
+"""Public fault reports of kinds c, d and e against the whole generator, each for its whole kind."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from core.providers import base
+from core.providers.http import FDS_KEPT_BACK
+from tests.conftest import SHARED
+from tests.core.generate.rig import (
+    Router,
+    Run,
+    completion,
+    events_of,
+    prompts_of,
+    really_judges,
+    resets,
+    says,
+    serving,
+    streams,
+)
+
+CASES = SHARED / "cases"
+needs_cases = pytest.mark.skipif(not CASES.exists(), reason=f"case files are not at {CASES}")
+
+
+def case(name: str) -> dict[str, Any]:
+    return dict(json.loads((CASES / f"{name}.json").read_text()))
+
+
+async def one(router: Router, **settings: Any) -> Run:
+    async with serving(router):
+        run = Run(router, prompts_of(1), judges=really_judges(), **settings)
+        await run.go()
+    return run
+
+
+@needs_cases
+async def test_c27_missing_finish_is_looked_up_and_asked_once_more() -> None:
+    reply = case("C27")["response"]["body"]
+    router = Router(otherwise=says(reply))
+    router.lookups = {reply["id"]: [(200, {"total_cost": 0.0007})]}
+    run = await one(router)
+    assert [r.error_class for r in run.rollouts] == ["finish_missing"] * 2
+    assert [r.final for r in run.rollouts] == [False, True]
+    assert run.check_books() == pytest.approx(0.0014)
+    assert {x.kind for x in run.spend.lines} == {"dispatch", "known", "looked_up"}
+    assert len(run.outcomes) == 1 and run.outcomes[0].outcome == "rejected"
+
+
+@needs_cases
+async def test_c28_error_in_a_200_waits_and_costs_nothing() -> None:
+    limited = case("C28")["response"]["body"]
+    router = Router(says(limited, headers={"Retry-After": "0.2"}))
+    run = await one(router)
+    first, second = run.rollouts
+    assert (first.outcome, first.error_class, first.final) == ("failed", "rate_limited", False)
+    assert first.reply_raw and json.loads(first.reply_raw) == limited
+    assert second.final and run.outcomes[0].outcome == "ok"
+    assert run.check_books() == pytest.approx(0.001)
+    assert router.arrivals[1] - router.arrivals[0] >= 0.2
+
+
+@needs_cases
+async def test_c30_empty_choices_are_paid_once_and_asked_once_more() -> None:
+    empty = case("C30")["response"]["body"]
+    run = await one(Router(otherwise=says(empty)))
+    assert [r.error_class for r in run.rollouts] == ["empty_choices"] * 2
+    assert run.check_books() == pytest.approx(2 * 0.00025)
+    assert run.outcomes[0].outcome == "failed" and not run.samples
+
+
+@needs_cases
+async def test_c32_a_truncated_reply_is_data_and_not_asked_again() -> None:
+    run = await one(Router(otherwise=says(case("C32")["response"]["body"])))
+    assert [r.error_class for r in run.rollouts] == ["truncated_length"]
+    assert run.check_books() == pytest.approx(0.0004)
+
+
+@needs_cases
+@pytest.mark.parametrize(
+    ("name", "error_class"), [("truncated", "body_truncated"), ("html", "body_not_json")]
+)
+async def test_c34_cut_and_foreign_bodies_are_kept_and_settled_before_the_retry(
+    name: str, error_class: str
+) -> None:
+    raw = (CASES / f"C34.{name}.txt").read_bytes()
+    router = Router(says(raw))
+    router.lookups = {"gen-3": [(404, None), (200, {"total_cost": 0.0002})]}
+    run = await one(router)
+    first, second = run.rollouts
+    assert (first.error_class, first.reply_raw) == (error_class, raw.decode())
+    assert second.outcome == "ok"
+    kinds = [x.kind for x in run.spend.lines]
+    settled = kinds.index("looked_up" if name == "truncated" else "uncertain")
+    assert settled < [i for i, kind in enumerate(kinds) if kind == "dispatch"][1]
+    assert ("gen-3" in router.looked_up) == (name == "truncated")
+
+
+@needs_cases
+async def test_c36_usage_is_recovered_by_look_up_and_booked_once() -> None:
+    what = case("C36")
+    reply = what["response"]["body"]
+    router = Router(says(reply))
+    rows = what["generation_lookup"]
+    router.lookups = {reply["id"]: [(r["status"], r.get("body", {}).get("data")) for r in rows]}
+    run = await one(router)
+    assert len(router.looked_up) == what["expect"]["lookups"]
+    assert run.check_books() == pytest.approx(what["expect"]["cost_booked"])
+    rollout = run.rollouts[0]
+    assert rollout.usage.completion_tokens == 6 and rollout.bill == "looked_up"
+    assert run.samples[0].billed_tokens == 6
+
+
+@needs_cases
+async def test_c36_never_found_is_the_worst_case_and_never_zero() -> None:
+    run = await one(Router(says(case("C36")["response"]["body"])))
+    closing = run.spend.lines[-1]
+    assert closing.kind == "uncertain"
+    assert closing.cost_usd == pytest.approx(run.spend.lines[0].reserve_usd)
+    assert run.samples[0].verdict == "unverifiable"
+
+
+@pytest.mark.parametrize("then", ["cut", "end"])
+async def test_c38_a_connection_that_died_after_the_headers(then: str) -> None:
+    """Two attempts, never at once, each booked once."""
+    died = streams([], headers={"X-Generation-Id": "gen-10"}, then=then)
+    router = Router(died, says(completion(cost=0.0009, id="gen-11")))
+    router.lookups = {"gen-10": [(200, {"total_cost": 0.0008})]}
+    run = await one(router)
+    assert len(router.bodies) == 2 and router.peak == 1
+    assert run.check_books() == pytest.approx(0.0017)
+    assert [o.outcome for o in run.outcomes] == ["ok"]
+
+
+async def test_c38_before_the_headers_a_retry_is_free() -> None:
+    router = Router(resets())
+    run = await one(router)
+    assert run.rollouts[0].error_class == "connection_lost"
+    assert run.check_books() == pytest.approx(0.001)
+    assert not router.looked_up
+
+
+@pytest.mark.parametrize("status", [400, 403, 413, 422])
+async def test_c38_deterministic_refusals_are_not_retried(status: int) -> None:
+    body = {"error": {"code": status, "message": "no", "metadata": {"reasons": ["x"]}}}
+    router = Router(otherwise=says(body, status))
+    run = await one(router)
+    assert len(router.bodies) == 1 and run.outcomes[0].outcome == "failed"
+    assert run.check_books() == 0
+
+
+@pytest.mark.parametrize(
+    ("usage", "known"),
+    [
+        ({"cost": None}, None),
+        ({"cost": "0.25"}, None),
+        ({"cost": -1}, None),
+        ({"cost": float("nan")}, None),
+        ({"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.0042}}, 0.0),
+        ({"cost": 0.0003}, 0.0003),
+    ],
+)
+async def test_c40_costs(usage: dict[str, Any], known: float | None) -> None:
+    raw = json.dumps(completion(usage={"prompt_tokens": 20, "completion_tokens": 6, **usage}))
+    run = await one(Router(says(raw.encode(), headers={"Content-Type": "application/json"})))
+    closing = run.spend.lines[-1]
+    if known is None:
+        assert closing.kind == "uncertain" and closing.cost_usd > 0.00128
+    else:
+        assert (closing.kind, closing.cost_usd) == ("billed", known)
+    if known == 0.0:
+        assert closing.cap_usd == 0.0042
+
+
+def test_c41_the_window_is_capped_by_descriptors() -> None:
+    """In a process of its own: limits cannot be raised again."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256));"
+        "from core.providers.http import raise_fd_limit; print(raise_fd_limit())"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(out.stdout) == 256 - FDS_KEPT_BACK == 192
+
+
+async def test_c41_the_cap_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.generate.dispatch.raise_fd_limit", lambda: 3)
+    async with serving(Router()) as router:
+        run = Run(router, prompts_of(12), max_in_flight=5_000)
+        await run.go()
+    assert router.peak <= 3
+    assert any("concurrency_capped_by_nofile" in e.message for e in run.of(_log()))
+
+
+async def test_c41_running_out_of_descriptors_fails_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from core.providers.openrouter import OpenRouter
+
+    complete = OpenRouter.complete
+    out = [0]
+
+    async def sometimes(
+        self: OpenRouter, request: base.CompletionRequest, flight: base.Flight
+    ) -> base.Reply:
+        if out[0] < 5:
+            out[0] += 1
+            return base.Reply(request={}, failure=base.LocalEmfile("too many open files"))
+        return await complete(self, request, flight)
+
+    monkeypatch.setattr(OpenRouter, "complete", sometimes)
+    async with serving(Router()) as router:
+        run = Run(router, prompts_of(20), attempts_unpaid=1)
+        result = await run.go()
+    assert result.outcomes == {"ok": 20}
+    assert run.check_books() == pytest.approx(0.02)
+    assert run.of(_stats())[-1].providers[0].limit < 8
+
+
+async def test_c43_waiting_for_a_slot_is_no_timeout() -> None:
+    """The queue takes longer than any timeout; no request does."""
+
+    async def slow(request: Any, router: Router) -> Any:
+        await asyncio.sleep(0.15)
+        return await says()(request, router)
+
+    async with serving(Router(otherwise=slow)) as router:
+        run = Run(
+            router, prompts_of(60), max_in_flight=4, first_event_timeout_s=1.5, total_timeout_s=1.5
+        )
+        result = await run.go()
+    assert result.outcomes == {"ok": 60} and len(router.bodies) == 60
+    assert router.peak <= 4
+    assert router.arrivals[-1] - router.arrivals[0] > 1.5
+
+
+async def test_c44_a_stream_that_only_sends_comments_is_idle() -> None:
+    """Comments do not reset the clock; the slot is freed, the bill looked up, the prompt asked
+    again."""
+    head = events_of(completion(id="gen-4"))[:1]
+    router = Router(streams(head, then="wait"), streams(events_of(completion(id="gen-5"))))
+    router.lookups = {"gen-4": [(200, {"total_cost": 0.0002})]}
+    run = await one(
+        router, openrouter={"stream": True}, idle_timeout_s=0.3, first_event_timeout_s=5.0
+    )
+    assert run.rollouts[0].error_class == "stream_idle_timeout"
+    assert run.rollouts[0].reply_raw and "OPENROUTER PROCESSING" in run.rollouts[0].reply_raw
+    assert run.outcomes[0].outcome == "ok"
+    assert run.check_books() == pytest.approx(0.0012)
+    assert router.gone == 1
+
+
+async def test_c44_a_stream_that_never_begins_has_its_own_clock() -> None:
+    router = Router(streams([], then="wait"), streams(events_of(completion())))
+    run = await one(
+        router, openrouter={"stream": True}, first_event_timeout_s=0.3, idle_timeout_s=5.0
+    )
+    assert run.rollouts[0].error_class == "first_event_timeout"
+    assert run.outcomes[0].outcome == "ok"
+
+
+async def test_c44_slow_but_steady_streams_are_left_alone() -> None:
+    events = events_of(completion(content="word " * 12), parts=12)
+
+    async def steady(request: Any, router: Router) -> Any:
+        from aiohttp import web
+
+        reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await reply.prepare(request)
+        for event in events:
+            await reply.write(event)
+            await asyncio.sleep(0.1)
+        return reply
+
+    run = await one(Router(steady), openrouter={"stream": True}, idle_timeout_s=0.8)
+    assert [r.outcome for r in run.rollouts] == ["ok"]
+
+
+@pytest.mark.parametrize("header", ["0.4", None])
+async def test_c46_nobody_sends_before_the_wait_is_over(header: str | None) -> None:
+    headers = {"Retry-After": header} if header else {}
+    limited = says({"error": {"code": 429, "metadata": {"provider_name": "A"}}}, 429, headers)
+    async with serving(Router(*[limited] * 8)) as router:
+        run = Run(router, prompts_of(24), attempts_unpaid=1)
+        result = await run.go()
+    assert result.outcomes == {"ok": 24}  # 429s use up no attempt, or one would have been too many
+    first = router.arrivals[:8]
+    assert min(router.arrivals[8:]) - max(first) >= (0.4 if header else 1.0)
+    assert run.check_books() == pytest.approx(0.024)
+
+
+async def test_a_platform_limit_holds_every_provider() -> None:
+    from tests.core.generate.rig import ALDER
+
+    limited = says({"error": {"code": 429, "message": "slow"}}, 429, {"Retry-After": "0.4"})
+    router = Router(limited)
+    router.endpoints = [ALDER, {**ALDER, "tag": "birch", "provider_name": "Birch"}]
+    async with serving(router):
+        run = Run(router, prompts_of(4), max_in_flight=1)
+        await run.go()
+    assert router.arrivals[1] - router.arrivals[0] >= 0.4
+
+
+async def test_402_lowers_the_window_and_gives_up_only_when_alone() -> None:
+    """Money comes back as replies end: nothing is lost while others are in flight."""
+    broke = says({"error": {"code": 402, "message": "can only afford 30104"}}, 402)
+    async with serving(Router(says(), broke, otherwise=says())) as router:
+        run = Run(router, prompts_of(6), max_in_flight=2, attempts_unpaid=1)
+        result = await run.go()
+        assert result.outcomes == {"ok": 6}
+        router.otherwise = broke
+        router.script = []
+        result = await (poor := Run(router, prompts_of(3), max_in_flight=1)).go()
+    assert result.reason == "stopped" and result.pending == 3
+    assert "credits do not cover" in result.detail
+    assert poor.check_books() == 0
+
+
+async def test_a_key_that_is_revoked_stops_and_leaves_the_rest_pending() -> None:
+    async with serving(Router(says(), otherwise=says(b"", 401))) as router:
+        run = Run(router, prompts_of(10), max_in_flight=1)
+        result = await run.go()
+    assert result.reason == "stopped" and "key refused" in result.detail
+    assert result.outcomes == {"ok": 1} and result.pending == 9
+
+
+async def test_server_errors_end_after_their_attempts() -> None:
+    router = Router(otherwise=says(b"", 500))
+    run = await one(router, attempts_unpaid=2)
+    assert len(router.bodies) == 2
+    assert run.outcomes[0].error_class == "server_error" and run.check_books() == 0
+
+
+async def test_an_error_in_mid_stream_is_free_when_no_bill_is_found() -> None:
+    head = events_of(completion())[:2]
+    bad = {"error": {"code": 502, "message": "x"}, "choices": [{"finish_reason": "error"}]}
+    router = Router(
+        streams([*head, b"data: " + json.dumps(bad).encode() + b"\n\n"]),
+        streams(events_of(completion(id="gen-2"))),
+    )
+    run = await one(router, openrouter={"stream": True})
+    assert run.rollouts[0].error_class == "upstream_error_midstream"
+    assert run.check_books() == pytest.approx(0.001)
+
+
+def _log() -> Any:
+    from core.events import Log
+
+    return Log
+
+
+def _stats() -> Any:
+    from core.events import Stats
+
+    return Stats

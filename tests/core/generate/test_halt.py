@@ -1,0 +1,180 @@
+"""HALT, drain, sever, a full disk: what leaves, what is received, what it cost, what stays
+pending."""
+
+import asyncio
+
+import pytest
+
+from core import events as ev
+from tests.core.generate.rig import (
+    Router,
+    Run,
+    completion,
+    events_of,
+    prompts_of,
+    says,
+    serving,
+    streams,
+    waits,
+)
+
+HEAD = events_of(completion(id="gen-9"))[:3]
+
+
+async def test_streams_are_cut_where_that_stops_the_bill_and_keep_what_they_brought() -> None:
+    router = Router(says(), otherwise=streams(HEAD, then="wait"))
+    router.lookups = {"gen-9": [(200, {"total_cost": 0.0002, "cancelled": True})]}
+    async with serving(router):
+        run = Run(router, prompts_of(40), max_in_flight=6, openrouter={"stream": True})
+        task = asyncio.create_task(run.go())
+        await router.until(lambda r: r.streaming == 6)
+        sent = len(router.bodies)
+        run.generator.halt("key", "tester")
+        result = await task
+        assert len(router.bodies) == sent
+    assert result.reason == "halted" and result.pending == 39
+    aborted = [r for r in run.rollouts if r.outcome == "aborted"]
+    assert len(aborted) == 6 and not any(r.final for r in aborted)
+    assert all(r.reply_raw and '"id": "gen-9"' in r.reply_raw for r in aborted)
+    assert run.check_books() == pytest.approx(0.001 + 6 * 0.0002)
+    assert router.gone == 6
+    begin, end = run.of(ev.Halt)
+    assert (begin.source, begin.by, begin.complete) == ("key", "tester", False)
+    assert (end.cancelled, end.received, end.severed, end.complete) == (6, 0, 0, True)
+    assert end.saved_usd == pytest.approx(
+        6 * 0.0008
+    )  # what the one whole reply cost, less the bill
+    assert sorted(o.outcome for o in run.outcomes) == ["aborted"] * 6 + ["ok"]
+
+
+async def test_what_is_paid_for_anyway_is_received() -> None:
+    router = Router(otherwise=waits())
+    async with serving(router):
+        run = Run(router, prompts_of(20), max_in_flight=5, openrouter={"cancellable": []})
+        task = asyncio.create_task(run.go())
+        await router.until(lambda r: r.held == 5)
+        run.generator.halt("signal", "SIGTERM")
+        router.release.set()
+        result = await task
+    assert result.outcomes == {"ok": 5} and result.pending == 15
+    assert len(router.bodies) == 5 and run.check_books() == pytest.approx(0.005)
+    assert run.of(ev.Halt)[-1].received == 5
+
+
+async def test_sever_cuts_everything_and_books_the_worst_case() -> None:
+    router = Router(otherwise=waits())
+    async with serving(router):
+        run = Run(router, prompts_of(20), max_in_flight=5, openrouter={"cancellable": []})
+        task = asyncio.create_task(run.go())
+        await router.until(lambda r: r.held == 5)
+        run.generator.halt("key", "")
+        run.generator.sever()
+        result = await task
+    assert result.reason == "severed" and result.outcomes == {"aborted": 5}
+    assert result.uncertain_usd == pytest.approx(run.check_books())
+    assert run.of(ev.Halt)[-1].severed == 5
+    assert {x.kind for x in run.spend.lines} == {"dispatch", "uncertain"}
+
+
+async def test_drain_receives_all_and_sends_nothing() -> None:
+    router = Router(otherwise=waits(streams(events_of(completion()))))
+    async with serving(router):
+        run = Run(router, prompts_of(20), max_in_flight=5, openrouter={"stream": True})
+        task = asyncio.create_task(run.go())
+        await router.until(lambda r: r.held == 5)
+        run.generator.drain()
+        router.release.set()
+        result = await task
+    assert result.reason == "drained" and result.outcomes == {"ok": 5}
+    assert len(router.bodies) == 5
+
+
+async def test_a_request_that_has_not_left_never_leaves() -> None:
+    """The dispatch line is written, the gate closes: the line is closed as free and the prompt
+    stays pending."""
+    router = Router()
+    async with serving(router):
+        run = Run(router, prompts_of(4))
+        append = run.spend.append
+
+        async def slow(record: object, durable: bool = False) -> None:
+            await append(record, durable)
+            if getattr(record, "kind", "") == "dispatch":
+                run.generator.halt("key", "")
+                await asyncio.sleep(0)
+
+        run.spend.append = slow  # type: ignore[method-assign,assignment]
+        result = await run.go()
+    assert result.pending == 4 and not router.bodies and not run.rollouts
+    assert run.check_books() == 0
+    assert {x.kind for x in run.spend.lines} == {"dispatch", "free"}
+
+
+async def test_retries_are_not_sent_behind_a_closed_gate() -> None:
+    router = Router(otherwise=waits(says(b"", 500)))
+    async with serving(router):
+        run = Run(router, prompts_of(3), openrouter={"cancellable": []})
+        task = asyncio.create_task(run.go())
+        await router.until(lambda r: r.held == 3)
+        run.generator.halt("key", "")
+        router.release.set()
+        result = await task
+    assert len(router.bodies) == 3 and result.pending == 3
+    assert {o.outcome for o in run.outcomes} == {"aborted"}
+    assert not any(r.final for r in run.rollouts)
+
+
+async def test_halt_before_the_first_request() -> None:
+    async with serving(Router()) as router:
+        run = Run(router, prompts_of(3))
+        run.generator.halt("file", "")
+        result = await run.go()
+    assert result.reason == "halted" and result.pending == 3 and not router.bodies
+
+
+async def test_a_full_disk_stops_sending_and_keeps_what_arrives() -> None:
+    """Case C75: nothing new leaves, everything in flight is handed to the appender, which keeps
+    it."""
+    router = Router(otherwise=waits())
+    async with serving(router):
+        run = Run(router, prompts_of(30), max_in_flight=5, openrouter={"cancellable": []})
+        run.completions.full_after = 0
+        task = asyncio.create_task(run.go())
+        await router.until(lambda r: r.held == 5)
+        router.release.set()
+        result = await task
+    assert result.reason == "disk_full"
+    assert len(run.rollouts) == len(router.bodies) < 30
+    assert run.check_books() == pytest.approx(0.001 * len(router.bodies))
+
+
+async def test_a_disk_that_is_full_at_the_dispatch_sends_nothing() -> None:
+    async with serving(Router()) as router:
+        run = Run(router, prompts_of(3))
+        run.spend.full_after = 0
+        result = await run.go()
+    assert result.reason == "disk_full" and not router.bodies and result.pending == 3
+    run.check_books()
+
+
+async def test_resume_after_a_halt_asks_only_what_is_open() -> None:
+    from core.generate import Recovered
+
+    async with serving(Router()) as router:
+        first = Run(router, prompts_of(20), max_in_flight=4)
+        first_emit = first.generator._ports.emit
+
+        def stop_at_ten(event: ev.Event) -> None:
+            first_emit(event)
+            if len(first.outcomes) == 10:
+                first.generator.drain()
+
+        first.generator._ports.emit = stop_at_ten
+        await first.go()
+        finished = {r.prompt_id for r in first.rollouts if r.final}
+        assert 10 <= len(finished) < 20
+        recovered = Recovered(finished=finished, spent_usd=first.check_books())
+        second = Run(router, prompts_of(20), recovered=recovered)
+        await second.go()
+    asked = [r.prompt_id for r in first.rollouts + second.rollouts]
+    assert sorted(asked) == sorted(f"p{i}" for i in range(20))

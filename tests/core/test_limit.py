@@ -1,0 +1,198 @@
+"""The limit of a provider: tables over a clock that the test holds."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.limit import BACKOFF_CAP_S, BACKOFF_FLOOR_S, Breaker, Limit, backoff_s
+
+
+def full(limit: Limit, now: float) -> int:
+    """Send as many as the limit lets."""
+    sent = 0
+    while limit.may_send(now):
+        limit.sent(now)
+        sent += 1
+    return sent
+
+
+def test_ramp_reaches_the_ceiling_in_time_while_nothing_resists() -> None:
+    limit = Limit(2_000, start=16, ramp_s=10.0)
+    assert full(limit, 0.0) == 16
+    assert full(limit, 5.0) == pytest.approx(992, abs=1)
+    assert full(limit, 10.0) + 1_008 == pytest.approx(2_000, abs=1)
+    assert limit.width == 2_000
+
+
+@pytest.mark.parametrize(("retry_after_s", "earliest"), [(7.0, 7.0), (12.0, 12.0), (None, 1.0)])
+@pytest.mark.parametrize("dice", [0.0, 0.5, 0.999])
+def test_nobody_sends_before_retry_after(
+    retry_after_s: float | None, earliest: float, dice: float
+) -> None:
+    """Case C46: the wait is shared, and without a header it is at least a second."""
+    limit = Limit(100, start=100)
+    assert full(limit, 0.0) == 100
+    for _ in range(100):
+        limit.ended()
+        limit.throttled(0.1, 0.0, retry_after_s, dice)
+    moment = 0.1
+    while not limit.may_send(moment):
+        moment += 0.01
+    assert moment >= 0.1 + earliest - 1e-9
+    assert limit.wait_s(0.1) == pytest.approx(moment - 0.1, abs=0.02)
+
+
+def test_one_round_of_refusals_is_one_cut() -> None:
+    limit = Limit(100, start=100)
+    full(limit, 0.0)
+    for _ in range(100):
+        limit.throttled(1.0, 0.0, 0.0, 0.0)
+    assert limit.width == 70
+    limit.throttled(2.0, 1.5, 0.0, 0.0)
+    assert limit.width == 49
+
+
+def test_backoff_grows_with_rounds_and_falls_back_after_a_success() -> None:
+    limit = Limit(8, start=8)
+    waits = []
+    now = 0.0
+    for _ in range(8):
+        limit.throttled(now + 0.01, now, None, 0.999)
+        waits.append(round(limit.hold_until - now - 0.01, 6))
+        now = limit.hold_until + 0.01
+    assert waits == sorted(waits)
+    assert waits[0] < 2.0 and waits[-1] == pytest.approx(BACKOFF_CAP_S, rel=0.01)
+    limit.succeeded(now, 0.5)
+    limit.throttled(now + 2, now + 1, None, 0.999)
+    assert limit.hold_until - now - 2 < 2.0
+
+
+def test_additive_increase_needs_use_of_the_width() -> None:
+    limit = Limit(100, start=50)
+    limit.throttled(0.0, -1.0, 0.0, 0.0)
+    width = limit.width
+    for _ in range(50):
+        limit.succeeded(1.0, 0.5)
+    assert limit.width == width  # nothing in flight: the width was not what held us back
+    full(limit, 1.0)
+    before = limit._width
+    for _ in range(limit.width):
+        limit.succeeded(2.0, 0.5)
+    assert before + 1.5 < limit._width <= before + 2.0 + 1e-6
+
+
+def test_slow_first_tokens_shrink_the_width() -> None:
+    limit = Limit(100, start=100)
+    full(limit, 0.0)
+    for i in range(50):
+        limit.succeeded(1.0 + i, 0.5, ttft_s=0.2)
+    assert limit.width == 100
+    for i in range(50):
+        limit.succeeded(100.0 + i, 0.5, ttft_s=8.0)
+    assert limit.width < 95
+
+
+def test_server_queue_shrinks_the_width() -> None:
+    limit = Limit(64, start=64)
+    full(limit, 0.0)
+    limit.queue_seen(1.0, 10)
+    assert limit.width == 64
+    limit.queue_seen(2.0, 40)
+    assert limit.width == 57
+
+
+def test_payment_required_halves() -> None:
+    limit = Limit(64, start=64)
+    full(limit, 0.0)
+    limit.payment_required(1.0, 0.0, 0.0)
+    limit.payment_required(1.0, 0.0, 0.0)
+    assert limit.width == 32
+    assert not limit.may_send(1.5)
+
+
+def test_descriptors_running_out_halves_the_ceiling() -> None:
+    limit = Limit(1_000, start=1_000)
+    full(limit, 0.0)
+    limit.halve_ceiling()
+    assert (limit.ceiling, limit.width) == (500, 500)
+
+
+def test_breaker_opens_probes_once_and_closes() -> None:
+    breaker = Breaker(0.5)
+    for _ in range(9):
+        breaker.record(False, 0.0, 0.0)
+    assert breaker.state == "closed"  # fewer than ten say nothing
+    breaker.record(False, 0.0, 0.999)
+    assert breaker.state == "open"
+    assert not breaker.may_send(4.9)
+    assert breaker.may_send(5.0)
+    breaker.sent(5.0)
+    assert breaker.state == "half_open" and not breaker.may_send(5.0)
+    breaker.record(False, 6.0, 0.0)
+    assert (
+        breaker.state == "open" and breaker.wait_s(6.0) == 5.0
+    )  # twice as long, half of it jitter
+    breaker.sent(11.0)
+    breaker.record(True, 12.0, 0.0)
+    assert breaker.state == "closed" and breaker.opened == 0
+
+
+def test_a_probe_that_says_nothing_is_replaced() -> None:
+    breaker = Breaker(0.5)
+    for _ in range(10):
+        breaker.record(False, 0.0, 0.0)
+    breaker.sent(5.0)
+    assert not breaker.may_send(5.0)
+    breaker.forget_probe()
+    assert breaker.may_send(5.0)
+
+
+@given(st.integers(0, 40), st.floats(0, 0.999999))
+def test_backoff_stays_between_floor_and_cap(failures: int, dice: float) -> None:
+    assert BACKOFF_FLOOR_S <= backoff_s(failures, dice) <= BACKOFF_CAP_S
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["sent", "ok", "429", "503", "fail", "402", "queue", "emfile"]),
+            st.floats(0, 3),
+            st.floats(0, 0.999),
+        ),
+        max_size=200,
+    ),
+    st.integers(1, 300),
+)
+def test_the_width_stays_in_bounds_and_holds_are_kept(
+    steps: list[tuple[str, float, float]], ceiling: int
+) -> None:
+    limit = Limit(ceiling)
+    now, sent_at, hold = 0.0, 0.0, 0.0
+    for what, passed, dice in steps:
+        now += passed
+        if limit.may_send(now):
+            assert now >= hold
+            assert limit.in_flight < limit.width
+        if what == "sent" and limit.may_send(now):
+            limit.sent(now)
+            sent_at = now
+        elif what == "ok" and limit.in_flight:
+            limit.ended()
+            limit.succeeded(now, dice, passed)
+        elif what in ("429", "503") and limit.in_flight:
+            limit.ended()
+            retry_after = passed if what == "429" else None
+            limit.throttled(now, sent_at, retry_after, dice)
+            hold = max(hold, now + (passed if what == "429" else BACKOFF_FLOOR_S))
+        elif what == "fail" and limit.in_flight:
+            limit.ended()
+            limit.failed(now, dice)
+        elif what == "402":
+            limit.payment_required(now, sent_at, dice)
+            hold = max(hold, now + BACKOFF_FLOOR_S)
+        elif what == "queue":
+            limit.queue_seen(now, 50)
+        elif what == "emfile":
+            limit.halve_ceiling()
+        assert 1 <= limit.width <= max(1, ceiling)
+        assert limit.in_flight >= 0
