@@ -10,6 +10,7 @@ never gathers.
     vocabulary  S slots
 """
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -140,25 +141,27 @@ class Llama:
         """Advance slots 0..B-1 by `tokens_B`; `lengths_B` tokens of each are cached already
         (int64)."""
         c, batch = self.config, len(tokens_B)
-        width = int(lengths_B.max()) + 1
         rows = torch.arange(batch)
-        cos, sin = self.cos_TE[lengths_B].unsqueeze(1), self.sin_TE[lengths_B].unsqueeze(1)
-        mask = torch.zeros((batch, 1, 1, width))
-        mask.masked_fill_((torch.arange(width) > lengths_B[:, None])[:, None, None], float("-inf"))
+        cos, sin = self.cos_TE[lengths_B][:, None, None], self.sin_TE[lengths_B][:, None, None]
+        groups = [(part, _mask(lengths_B[part])) for part in _by_length(lengths_B.tolist())]
         hidden_B1D = self.embed[tokens_B].unsqueeze(1)
         for i, layer in enumerate(self.layers):
-            q, k, v = self._qkv(layer, hidden_B1D, cos.unsqueeze(1), sin.unsqueeze(1))
+            q, k, v = self._qkv(layer, hidden_B1D, cos, sin)
             cache.k[i, :batch][rows, :, lengths_B] = k[:, :, 0]
             cache.v[i, :batch][rows, :, lengths_B] = v[:, :, 0]
-            # The R queries of a key-value head stand as R rows of one attention: no head is
-            # repeated.
-            mixed = F.scaled_dot_product_attention(
-                q.view(batch, c.kv_heads, -1, c.head_size),
-                cache.k[i, :batch, :, :width],
-                cache.v[i, :batch, :, :width],
-                attn_mask=mask,
-            )
-            hidden_B1D = self._finish(layer, hidden_B1D, mixed.reshape(batch, 1, -1))
+            # The R queries of a key-value head stand as R rows of one attention: nothing repeats.
+            q_BGRE = q.view(batch, c.kv_heads, -1, c.head_size)
+            mixed = [
+                F.scaled_dot_product_attention(
+                    q_BGRE[part],
+                    cache.k[i, part, :, : mask.shape[-1]],
+                    cache.v[i, part, :, : mask.shape[-1]],
+                    attn_mask=mask,
+                )
+                for part, mask in groups
+            ]
+            mixed_BGRE = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+            hidden_B1D = self._finish(layer, hidden_B1D, mixed_BGRE.reshape(batch, 1, -1))
         return self._logits(hidden_B1D[:, 0])
 
     def _qkv(
@@ -184,3 +187,23 @@ class Llama:
     def _logits(self, hidden_BD: Tensor) -> Tensor:
         normed = F.rms_norm(hidden_BD, (self.config.hidden,), self.norm, self.config.eps)
         return F.linear(normed, self.head)
+
+
+def _mask(lengths_B: Tensor) -> Tensor:
+    """Additive mask [B, 1, 1, T] over the cached tokens and the new one."""
+    width = int(lengths_B.max()) + 1
+    hidden_BT = torch.arange(width) > lengths_B[:, None]
+    return torch.zeros(hidden_BT.shape).masked_fill_(hidden_BT, float("-inf"))[:, None, None]
+
+
+def _by_length(lengths: list[int]) -> list[slice]:
+    """One or two runs of slots whose padded attention costs least: one long sequence in a batch of
+    short ones would otherwise make all of them read its width. A second run must save a quarter."""
+    batch = len(lengths)
+    heads = list(itertools.accumulate(lengths, max))
+    tails = list(itertools.accumulate(reversed(lengths), max))[::-1]
+    costs = [h * heads[h - 1] + (batch - h) * tails[h] for h in range(1, batch)]
+    if not costs or min(costs) > 0.75 * batch * heads[-1]:
+        return [slice(0, batch)]
+    cut = costs.index(min(costs)) + 1
+    return [slice(0, cut), slice(cut, batch)]

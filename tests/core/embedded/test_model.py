@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig as ReferenceConfig
 from transformers import LlamaForCausalLM
 
-from core.embedded.model import Llama, LlamaConfig
+from core.embedded.model import Llama, LlamaConfig, _by_length
 from core.errors import UsageError
 from tests.core.embedded.tiny import TINY, tiny_weights, write_tiny
 
@@ -41,6 +41,29 @@ def test_prefill_and_decode_equal_transformers(model: Llama, reference: LlamaFor
         logits = model.decode(cache, following, lengths)
         for row, token in zip(rows, following.tolist(), strict=True):
             row.append(token)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]])
+def test_a_long_sequence_among_short_ones(
+    model: Llama, reference: LlamaForCausalLM, order: list[int]
+) -> None:
+    mixed = [[5, 9], [8] * 200, [1, 319, 4], [77]]
+    prompts = [mixed[i] for i in order]
+    cache = model.new_cache(4)
+    model.prefill(cache, 0, prompts)
+    lengths = torch.tensor([len(p) for p in prompts])
+    logits = model.decode(cache, torch.tensor([3, 4, 5, 6]), lengths)
+    for row, prompt, token in zip(logits, prompts, [3, 4, 5, 6], strict=True):
+        expected = reference(torch.tensor([[*prompt, token]])).logits[0, -1]
+        assert torch.allclose(row, expected, atol=1e-4)
+
+
+def test_runs_of_slots() -> None:
+    assert _by_length([5]) == [slice(0, 1)]
+    assert _by_length([90, 100, 95]) == [slice(0, 3)]
+    assert _by_length([400, 50, 60, 55]) == [slice(0, 1), slice(1, 4)]
+    assert _by_length([50, 60, 400, 390]) == [slice(0, 2), slice(2, 4)]
 
 
 @torch.inference_mode()
