@@ -12,6 +12,7 @@ from core.reconstruct.completion import TOOL_MARKERS, Item, Walked, name_of
 from core.schema import ToolCall
 
 _MARKER_LIKE = re.compile(r"<\|[A-Za-z_][A-Za-z0-9_]*\|>|</?think>")
+_BRACKETED = re.compile(r"\[[A-Z]{3}\]")
 # An id that another API made up: letters, digits, `-` and `_`.
 _FOREIGN_ID = re.compile(r"[A-Za-z0-9_-]+")
 _REPEAT_TOKENS, _REPEAT_PERIOD, _REPEAT_END = 1_024, 64, 8
@@ -37,6 +38,17 @@ def text_problems(
             if (kind == "reasoning" or i == last_text) and _ends_in_fragment(text, specials):
                 problems.append("marker_fragment")
     return problems
+
+
+def spells_a_special(items: Sequence[Item], specials: Collection[str]) -> bool:
+    """Whether text holds a special in brackets, such as `[EOS]`: kept as text, which the count can
+    prove (three tokens, not one), and worth a flag."""
+    return any(
+        mark in specials
+        for item in items
+        if not item.marker and "[" in item.text
+        for mark in _BRACKETED.findall(item.text)
+    )
 
 
 def _has_surrogate(text: str) -> bool:

@@ -199,6 +199,8 @@ class _TextRebuild:
         calls = reply.calls if structured else walked.calls
         problems = self._problems(draft, walked, calls, structured)
         flags = draft.flags + walked.flags + _undeclared(calls, self.ask)
+        if checks.spells_a_special(draft.items, self.tokenizer.specials):
+            flags.append("special_like_text")
         finish = "tool_calls" if "finish_reason_normalised" in flags else reply.finish
         found = Rebuilt(
             verdict="rejected",

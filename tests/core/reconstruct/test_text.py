@@ -253,6 +253,16 @@ def test_undeclared_tool_is_a_flag() -> None:
     assert (sample.verdict, sample.flags) == ("consistent", ["tool_undeclared"])
 
 
+def test_bracketed_specials_stay_text_and_the_count_tells() -> None:
+    body = chat_body("ends with [EOS]", " r")
+    n = true_count(body)
+    sample = judged(body, n)
+    assert (sample.verdict, sample.flags) == ("consistent", ["special_like_text"])
+    ends = embedded().tokenizer.encode_special("ends with [EOS]")
+    assert len(ends) < n - 3
+    assert not judged(body, n - len(sample.completion_ids) + len(ends) + 3).trainable
+
+
 def test_markers_and_the_same_calls_structured() -> None:
     body = chat_body(ONE, " r", [call("f")], finish="tool_calls")
     sample = judged(body, true_count(body))
