@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from core.audit.record import AuditReport, load_audit
+from core.audit.traits import provider_of
 from core.errors import StoreError
 from core.journal import load_view
 from core.schema import AcceptanceCounts, EvalReport, SpendLine
@@ -113,9 +114,10 @@ def _made(run: RunDir) -> dict[str, Any]:
         row[1] += sample.trainable
         row[2] += completion
         row[3] += completion if sample.trainable else 0
-        verdicts[sample.provider or sample.backend][sample.verdict] += 1
+        provider = provider_of(sample)
+        verdicts[provider][sample.verdict] += 1
         if sample.verdict == "rejected":
-            lost[sample.error_class or "unnamed"][sample.provider or sample.backend] += 1
+            lost[sample.error_class or "unnamed"][provider] += 1
     table = [
         {
             "dataset": dataset,

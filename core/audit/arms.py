@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from core.audit import stats
-from core.audit.stats import Interval, interval
+from core.audit.shares import Interval, f1, interval, mcnemar
 from core.audit.traits import Trait
 
 
@@ -95,8 +95,8 @@ def agree(pairs: Sequence[tuple[Trait, Trait]]) -> Agreement:
         only_first=first,
         only_second=second,
         neither=kinds[False, False],
-        trigger_p=stats.mcnemar(first, second),
-        f1=stats.f1(both, first, second),
+        trigger_p=mcnemar(first, second),
+        f1=f1(both, first, second),
         f1_low=low,
         f1_high=high,
         name_match=interval(len(named), len(calling)),

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from core.audit import stats
 from core.audit.semantics import REFERENCE, Comparison, SemanticsReport
 from core.audit.traits import Trait
 from core.config import Audit
@@ -81,9 +82,10 @@ def _decide(
     cells: dict[tuple[str, str], list[Trait]] = defaultdict(list)
     for trait in rows:
         cells[trait.provider, trait.arm].append(trait)
+    local = [t for t in rows if t.arm == REFERENCE and t.trainable]
     scopes = []
     for (provider, arm), mine in sorted(cells.items()):
-        decision, reason = _scope(mine, compared.get((name, provider, arm)))
+        decision, reason = _scope(mine, local, compared.get((name, provider, arm)), audit)
         scopes.append(
             Scope(provider=provider, arm=arm, samples=len(mine), decision=decision, reason=reason)
         )
@@ -93,10 +95,12 @@ def _decide(
     reason = worst.reason if len(scopes) == 1 else f"{worst.provider}: {worst.reason}"
     trainable = [t for t in rows if t.trainable]
     if worst.decision == "keep":
-        reason = f"no error in {len(trainable)} samples"
+        reason = next((s.reason for s in scopes if s.reason.endswith("own way")), "")
+        reason = reason or f"no error in {len(trainable)} samples"
     if api and not judged:
-        fewest = min(c.agreement.pairs if c.agreement else 0 for c in api)
-        reason += f"; arms not compared ({fewest} of {audit.min_pairs} twins)"
+        few = min(api, key=lambda c: c.agreement.pairs if c.agreement else 0)
+        pairs = few.agreement.pairs if few.agreement else 0
+        reason += f"; {few.provider} not compared ({pairs} of {audit.min_pairs} twins)"
     again = {(s.provider, s.arm) for s in scopes if s.decision == "regenerate"}
     return DatasetDecision(
         dataset=name,
@@ -112,26 +116,35 @@ def _decide(
     )
 
 
-def _scope(rows: list[Trait], comparison: Comparison | None) -> tuple[Decision, str]:
+def _scope(
+    rows: list[Trait], local: list[Trait], comparison: Comparison | None, audit: Audit
+) -> tuple[Decision, str]:
+    """A provider's samples that break a rule are filtered, unless the local arm breaks it about as
+    often: then it is the target's own way, and to filter would bias the data."""
     deviations = comparison.deviations if comparison else []
     trained = [t for t in rows if t.trainable]
-    bad = [t for t in trained if t.offends]
     if not trained:
         return "regenerate", f"none of {len(rows)} samples is exact or consistent"
     if hit := next((d for d in deviations if d.remedy == "regenerate"), None):
         return "regenerate", f"{hit.saw} (p {hit.p:.1g})"
+    own, theirs = sum(t.own for t in trained), sum(t.own for t in local)
+    usual = len(local) >= audit.min_pairs and (
+        own * len(local) <= theirs * len(trained)
+        or stats.fisher(own, len(trained), theirs, len(local)) >= audit.alpha
+    )
+    bad = [t for t in trained if t.offends and (t.hard or not usual)]
     if len(bad) > HOPELESS * len(trained):
         return "regenerate", f"{len(bad)} of {len(trained)} samples have an error"
-    lost = [t for t in bad if not t.maskable]
-    if lost:
+    if lost := [t for t in bad if not t.maskable]:
         return "filter", f"{len(lost)} of {len(trained)} samples have an error that no mask cures"
     if hit := next((d for d in deviations if d.remedy == "mask"), None):
         return "mask", hit.saw
     if bad:
-        return (
-            "mask",
-            f"{len(bad)} of {len(trained)} samples have doubtful tokens at known positions",
-        )
+        saw = f"{len(bad)} of {len(trained)} samples have doubtful tokens at known positions"
+        return "mask", saw
+    if own and comparison:
+        saw = f"{own} of {len(trained)} samples break a rule, locally {theirs} of {len(local)}"
+        return "keep", f"{saw}: the target's own way"
     return "keep", f"no error in {len(trained)} samples"
 
 

@@ -101,7 +101,10 @@ def observation(sample: Sample, found: Sequence[Finding], has_tools: bool) -> Ob
         prompt_drift=None if billed is None or not sample.prompt_len else "prompt_drift" in rules,
         leak=bool(rules & LEAK_RULES) or error in LEAK_CLASSES,
         truncated=truncated,
-        schema_invalid=broken_call or bool(rules & SCHEMA_RULES) if called else None,
+        # With the server's ids a broken call is the target's own.
+        schema_invalid=broken_call or bool(rules & SCHEMA_RULES)
+        if called and sample.verdict != "exact"
+        else None,
         triggered=called if has_tools and whole else None,
         prompt_tokens=billed or sample.prompt_len,
         completion_tokens=sample.billed_tokens or len(sample.completion_ids),

@@ -25,7 +25,7 @@ from core.audit.arms import (
     self_agreement,
     share,
 )
-from core.audit.stats import Interval, interval
+from core.audit.shares import Interval, interval
 from core.audit.traits import SEGMENTS, Trait
 from core.config import Audit, Tripwires
 

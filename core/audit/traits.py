@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from core.audit.reading import Asked, Reading, canonical_arguments
-from core.audit.rules import NATIVE_ID, PROMPT_SLACK
+from core.audit.rules import NATIVE_ID, OWN, PROMPT_SLACK
 from core.schema import Arm, Finding, Sample
 
 SEGMENTS = ("reasoning", "content", "call", "arguments")
@@ -35,7 +35,9 @@ class Trait(msgspec.Struct, kw_only=True):
     trigger as well). `arguments`: hash of the sorted canonical calls; empty when one of them is not
     JSON. `leads`: first reasoning character is a blank; None without reasoning. `answer_leads`:
     first character of the content is a blank; None without content. `offends` / `maskable`: an
-    error finding exists / all of them name positions.
+    error finding exists / all of them name positions. `own`: a rule that models break by themselves
+    is broken; `hard`: one that only a provider can break. `finish`: `tool_calls` for a whole reply
+    with calls, whatever its server calls that.
     """
 
     sample_id: str
@@ -62,6 +64,8 @@ class Trait(msgspec.Struct, kw_only=True):
     trainable: bool = False
     offends: bool = False
     maskable: bool = False
+    own: bool = False
+    hard: bool = False
     masked_tokens: int = 0
     edge_tokens: int = 0
     cost_usd: float = 0.0
@@ -98,7 +102,7 @@ def reduce(sample: Sample, asked: Asked, reading: Reading, found: Sequence[Findi
         content_before=bool(sample.calls) and reading.answered,
         reasoning_tokens=sum(b - a for kind, a, b in reading.spans if kind == "reasoning"),
         tokens=len(reading.ids),
-        finish=sample.finish_reason or sample.error_class or "none",
+        finish=_finish(sample),
         leads=reading.reasoning[:1].isspace() if reading.reasoning else None,
         answer_leads=reading.content[:1].isspace() if reading.content else None,
         drifted=None
@@ -107,6 +111,8 @@ def reduce(sample: Sample, asked: Asked, reading: Reading, found: Sequence[Findi
         trainable=sample.trainable,
         offends=bool(errors),
         maskable=bool(errors) and all(f.spans for f in errors),
+        own=any(r in OWN for r in rules),
+        hard=any(f.rule not in OWN for f in errors),
         masked_tokens=len(positions_of(errors)),
         edge_tokens=len(edge_positions(reading)),
         cost_usd=sample.cost_usd or 0.0,
@@ -115,8 +121,14 @@ def reduce(sample: Sample, asked: Asked, reading: Reading, found: Sequence[Findi
     )
 
 
+def _finish(sample: Sample) -> str:
+    reason = sample.finish_reason or sample.error_class or "none"
+    return "tool_calls" if reason == "stop" and sample.calls else reason
+
+
 def provider_of(sample: Sample) -> str:
-    return sample.provider or sample.backend
+    """Local servers count as one, whatever port each has in this life of the run."""
+    return sample.backend if sample.arm == "local" else sample.provider or sample.backend
 
 
 def positions_of(found: Sequence[Finding]) -> list[int]:

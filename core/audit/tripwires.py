@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from core import config
-from core.audit import stats
+from core.audit.shares import mcnemar, wilson
 from core.events import Tripwire
 
 WINDOW = 256
@@ -88,7 +88,7 @@ class Tally:
 
 def exceeds(bad: int, total: int, limit: float, least: int, z: float = CERTAIN) -> bool:
     """The share is above `limit` beyond chance, counted on at least `least`."""
-    return total >= least and stats.wilson(bad, total, z)[0] > limit
+    return total >= least and wilson(bad, total, z)[0] > limit
 
 
 class ShareWire(NamedTuple):
@@ -332,7 +332,7 @@ class Tripwires:
         checks, rest = divmod(pairs, self._limits.min_samples)
         if rest or not checks or checks & (checks - 1):
             return
-        p = stats.mcnemar(fewer, more)
+        p = mcnemar(fewer, more)
         if p >= self._limits.trigger_alpha or provider in self.stopped_providers:
             return
         also = any(d == dataset and q != provider for q, d in self._deviant)

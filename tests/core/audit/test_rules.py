@@ -97,6 +97,13 @@ def test_broken_samples(one: Sample, expected: dict[str, str]) -> None:
     assert rules_of(one) == expected
 
 
+def test_what_the_target_does_itself_is_no_error() -> None:
+    own = sample(calls=[call("{}", name="nope", id="call_1")], verdict="exact", arm="local")
+    assert rules_of(own) == {"undeclared_tool": "warn", "id_not_native": "warn"}
+    ids = sample(verdict="exact", prompt_tokens_billed=99)
+    assert rules_of(ids) == {"prompt_drift": "error"}
+
+
 @pytest.mark.parametrize("billed", [10, 13, None])
 def test_prompt_count_within_three_or_unsaid(billed: int | None) -> None:
     assert rules_of(sample(prompt_tokens_billed=billed)) == {}

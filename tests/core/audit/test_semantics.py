@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -240,6 +241,18 @@ def test_reduce_counts_what_the_sample_shows() -> None:
     assert got.offends and not got.maskable
 
 
+def test_reduce_names_local_servers_and_finishes_alike() -> None:
+    there = {"arm": "local", "backend": "sglang", "provider": "127.0.0.1:1"}
+    local = _trait_of(sample(calls=[call("{}")], finish_reason="stop", verdict="exact", **there))
+    assert (local.provider, local.finish) == ("sglang", "tool_calls")
+    assert local.own and not local.offends and not local.hard
+    api = _trait_of(sample(calls=[call("{}")]))
+    assert (api.provider, api.finish) == ("Alpha", "tool_calls")
+    assert api.own and api.offends
+    drifted = _trait_of(sample(prompt_tokens_billed=99))
+    assert drifted.hard and not drifted.own
+
+
 def test_reduce_equal_calls_have_equal_hashes() -> None:
     one = _trait_of(sample(calls=[call('{"city":"Oslo","days":2}')]))
     two = _trait_of(sample(calls=[call('{ "days": 2.0, "city": "Oslo" }', index=4)]))
@@ -296,7 +309,7 @@ def test_decisions_and_their_costs() -> None:
         100,
     )
     assert one.reason.startswith("1 of 10 samples have an error that no mask cures")
-    assert "arms not compared (0 of 30 twins)" in one.reason and not one.judged
+    assert "Alpha not compared (0 of 30 twins)" in one.reason and not one.judged
     got = {
         k: (c.tokens, c.samples, round(c.paid_usd, 6), round(c.again_usd, 6))
         for k, c in one.costs.items()
@@ -316,6 +329,28 @@ def test_untrained_samples_offend_nobody() -> None:
     rows = [trait(str(i)) for i in range(4)]
     rows[0].offends, rows[0].trainable = True, False
     assert decided(rows) == {"b1": "keep"}
+
+
+def faulty(local: int, api: int, of: int = 60, **fields: Any) -> list[Trait]:
+    """Twins of which the first `local` and `api` break a rule that models break by themselves."""
+    rows = []
+    for i in range(of):
+        rows.append(trait(f"t{i}", "local", own=i < local))
+        rows.append(trait(f"t{i}", own=i < api, offends=i < api, **fields))
+    return rows
+
+
+def test_mistakes_of_the_target_itself_are_kept() -> None:
+    assert decided(faulty(6, 8)) == {"b1": "keep"}
+    (one,) = decide(faulty(6, 8), compare(faulty(6, 8), SETTINGS, LIMITS), SETTINGS)
+    assert one.reason == "8 of 60 samples break a rule, locally 6 of 60: the target's own way"
+    # 11 of 60 against none: Fisher's p is 0.0006, ten of 60: 0.0013
+    assert decided(faulty(0, 11)) == {"b1": "filter"}
+    assert decided(faulty(0, 10)) == {"b1": "keep"}
+    assert decided(faulty(9, 3)) == {"b1": "keep"}
+    # too few local samples to know the target's way, or a rule that only providers break
+    assert decided(faulty(1, 2, of=20)) == {"b1": "filter"}
+    assert decided(faulty(6, 8, hard=True)) == {"b1": "filter"}
 
 
 def test_only_the_deviating_provider_is_asked_again() -> None:

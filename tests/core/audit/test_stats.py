@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from core.audit import stats
+from core.audit import shares, stats
 
 
 def test_wilson() -> None:
     # Brown, Cai and DasGupta's form, 8 of 10 at 95 %
-    assert stats.wilson(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-6)
-    assert stats.wilson(0, 20)[0] == 0.0
-    assert stats.wilson(20, 20)[1] == 1.0
-    assert stats.wilson(0, 0) == (0.0, 1.0)
-    assert stats.interval(0, 0).value is None
-    assert stats.interval(3, 4).value == 0.75
+    assert shares.wilson(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-6)
+    assert shares.wilson(0, 20)[0] == 0.0
+    assert shares.wilson(20, 20)[1] == 1.0
+    assert shares.wilson(0, 0) == (0.0, 1.0)
+    assert shares.interval(0, 0).value is None
+    assert shares.interval(3, 4).value == 0.75
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_wilson() -> None:
     ],
 )
 def test_mcnemar(a: int, b: int, p: float) -> None:
-    assert stats.mcnemar(a, b) == pytest.approx(p)
+    assert shares.mcnemar(a, b) == pytest.approx(p)
 
 
 def test_fisher() -> None:
@@ -38,8 +38,8 @@ def test_fisher() -> None:
 
 
 def test_f1_and_its_interval() -> None:
-    assert stats.f1(6, 2, 1) == pytest.approx(0.8)
-    assert stats.f1(0, 0, 0) is None
+    assert shares.f1(6, 2, 1) == pytest.approx(0.8)
+    assert shares.f1(0, 0, 0) is None
     low, high = stats.f1_interval(60, 20, 10, 10)
     assert low < 0.8 < high and low > 0.7 and high < 0.9
     assert stats.f1_interval(10, 0, 0, 5) == (1.0, 1.0)

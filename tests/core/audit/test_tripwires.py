@@ -444,6 +444,13 @@ def test_observation(fields: dict[str, Any], rules: list[str], expected: dict[st
     assert {k: getattr(got, k) for k in expected} == expected
 
 
+def test_a_broken_call_of_the_target_itself_trips_nothing() -> None:
+    found = [Finding(sample_id="s", rule="arguments_schema", detail="")]
+    local = sample(calls=[call()], verdict="exact", arm="local")
+    assert observation(local, found, True).schema_invalid is None
+    assert observation(sample(calls=[call()]), found, True).schema_invalid is True
+
+
 def test_without_tools_nothing_is_a_trigger() -> None:
     assert observation(sample(), [], False).triggered is None
 
