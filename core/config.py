@@ -1,4 +1,5 @@
-"""One strict TOML. Every field is documented where it is declared; an unknown key names the nearest one.
+"""One strict TOML. Every field is documented where it is declared; an unknown key names the nearest
+one.
 
 Secrets are names of environment variables, never values. Paths are relative to the TOML's folder.
 """
@@ -26,7 +27,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of every section."""
 
 
-class Run(Section, kw_only=True):
+class Run(Section, frozen=True, kw_only=True):
     dir: str = "runs"
     """Folder that holds the run directories."""
     name: str = ""
@@ -44,26 +45,40 @@ class Run(Section, kw_only=True):
     """Stages to run, in their own order; empty: all."""
 
 
-class Target(Section, kw_only=True):
+class Target(Section, frozen=True, kw_only=True):
     kind: Literal["embedded", "hf"] = "embedded"
-    """`embedded`: the small model that ships with eyas, served by its own gateway. `hf`: a model directory."""
+    """`embedded`: the small model that ships with eyas, served by its own gateway. `hf`: a model
+    directory."""
     path: str = ""
     """Model directory for extraction (config.json, safetensors). Empty with `embedded`."""
     tokenizer: str = ""
-    """Directory with tiktoken.model and tokenizer_config.json, or a chat-template tokenizer. Empty with `embedded`."""
-    variant: Literal["kimi-k2", "kimi-k2-thinking", "kimi-k2.5", "kimi-k2.6", "template"] = "kimi-k2.5"
+    """Directory with tiktoken.model and tokenizer_config.json, or a chat-template tokenizer. Empty
+    with `embedded`."""
+    variant: Literal["kimi-k2", "kimi-k2-thinking", "kimi-k2.5", "kimi-k2.6", "template"] = (
+        "kimi-k2.5"
+    )
     """Which chat template's rules the renderer follows."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = "cpu"
     """Torch device for the extract stage."""
 
 
-class Dataset(Section, kw_only=True):
+class Dataset(Section, frozen=True, kw_only=True):
     name: str
     kind: Literal[
-        "messages", "embedded", "glaive", "opencode", "magicoder", "mot", "nemotron", "swesmith", "xlam", "toolace"
+        "messages",
+        "embedded",
+        "glaive",
+        "opencode",
+        "magicoder",
+        "mot",
+        "nemotron",
+        "swesmith",
+        "xlam",
+        "toolace",
     ] = "messages"
-    """Format of the rows. `messages`: {"messages": [...], "tools"?: [...], "thinking"?: bool} a line."""
+    """Format of the rows. `messages`: {"messages": [...], "tools"?: [...], "thinking"?: bool} a
+    line."""
     path: str = ""
     """JSONL file. Empty with `embedded`, whose prompts come from the built-in corpus."""
     families: list[str] = []
@@ -71,14 +86,16 @@ class Dataset(Section, kw_only=True):
     limit: Count = 0
     """Prompts to take; 0: all."""
     arm: Literal["local", "declared", "text"] = "declared"
-    """local: token ids from a local server. declared: API with `tools`. text: tools described in the system message."""
+    """local: token ids from a local server. declared: API with `tools`. text: tools described in
+    the system message."""
     backend: Backend = "openrouter"
     twins: Count = 0
-    """Ask this many of the dataset's prompts through the local arm as well (same seed): the reference of the audit."""
+    """Ask this many of the dataset's prompts through the local arm as well (same seed): the
+    reference of the audit."""
     thinking: bool = True
 
 
-class OpenRouter(Section, kw_only=True):
+class OpenRouter(Section, frozen=True, kw_only=True):
     base_url: str = "https://openrouter.ai/api/v1"
     """Empty with target.kind = "embedded": the gateway that the run starts."""
     api_key_env: str = "OPENROUTER_API_KEY"
@@ -100,18 +117,20 @@ class OpenRouter(Section, kw_only=True):
     stream: bool = True
     """Streaming is what makes a cancelled request cheap on providers that support it."""
     cancellable: list[str] = []
-    """Further providers, by slug, whose bill stops when a stream is closed (known ones are built in)."""
+    """Further providers, by slug, whose bill stops when a stream is closed (known ones are built
+    in)."""
 
 
-class SGLang(Section, kw_only=True):
+class SGLang(Section, frozen=True, kw_only=True):
     urls: list[str] = []
     """Server base URLs; empty with target.kind = "embedded"."""
     api_key_env: str = ""
     endpoint: Literal["generate", "chat"] = "generate"
-    """`generate` sends our own prompt ids (exact by construction); `chat` asks for return_token_ids."""
+    """`generate` sends our own prompt ids (exact by construction); `chat` asks for
+    return_token_ids."""
 
 
-class OpenAI(Section, kw_only=True):
+class OpenAI(Section, frozen=True, kw_only=True):
     """vLLM and any other OpenAI-compatible server."""
 
     base_url: str = ""
@@ -122,7 +141,7 @@ class OpenAI(Section, kw_only=True):
     price_completion: Usd = 0.0
 
 
-class Generate(Section, kw_only=True):
+class Generate(Section, frozen=True, kw_only=True):
     max_in_flight: Annotated[int, msgspec.Meta(ge=1, le=20_000)] = 2_000
     """Requests open at once. Above ~1,000, raise the file limit first (ulimit -n)."""
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 1.0
@@ -135,7 +154,8 @@ class Generate(Section, kw_only=True):
     """Between data events of a stream; keep-alive comments do not reset it."""
     total_timeout_s: Seconds = 1_800.0
     attempts_unpaid: Positive = 8
-    """Tries per prompt that cost nothing (5xx, lost connections). 429 and 503 are waits, not tries."""
+    """Tries per prompt that cost nothing (5xx, lost connections). 429 and 503 are waits, not
+    tries."""
     attempts_paid: Positive = 2
     """Tries per prompt that were, or may have been, paid for."""
     canary: Count = 32
@@ -143,7 +163,8 @@ class Generate(Section, kw_only=True):
     throttle_patience_s: Seconds = 1_800.0
     """A provider that has only throttled for this long is given up."""
     reserve: Literal["worst_case", "p99"] = "worst_case"
-    """What a request in flight holds of the budget: its worst case (the bill cannot pass the budget), or the running
+    """What a request in flight holds of the budget: its worst case (the bill cannot pass the
+    budget), or the running
     p99 of answer lengths (more in flight near the end; the most it can overshoot is shown)."""
     breaker_error_rate: Share = 0.5
     """Error share of the last 100 attempts above which the breaker of a provider opens."""
@@ -152,14 +173,14 @@ class Generate(Section, kw_only=True):
     openai: OpenAI = OpenAI()
 
 
-class Audit(Section, kw_only=True):
+class Audit(Section, frozen=True, kw_only=True):
     alpha: Share = 0.001
     """Two-sided level of the semantics tests."""
     min_pairs: Positive = 30
     """Fewer paired samples than this: no decision."""
 
 
-class Tripwires(Section, kw_only=True):
+class Tripwires(Section, frozen=True, kw_only=True):
     min_samples: Positive = 32
     """No rate is judged on fewer."""
     mismatch_rate: Share = 0.05
@@ -176,7 +197,7 @@ class Tripwires(Section, kw_only=True):
     enabled: bool = True
 
 
-class Extract(Section, kw_only=True):
+class Extract(Section, frozen=True, kw_only=True):
     aux_layers: list[int] = []
     """0-based layers whose OUTPUT is taken; empty: [1, n//2-1, n-4]."""
     batch_tokens: Positive = 8_192
@@ -186,7 +207,7 @@ class Extract(Section, kw_only=True):
     """Longer samples are cut, ids and mask together (case C62)."""
 
 
-class Draft(Section, kw_only=True):
+class Draft(Section, frozen=True, kw_only=True):
     vocab_size: Count = 32_768
     """Draft vocabulary D; 0: the target's whole vocabulary."""
     intermediate_size: Count = 0
@@ -197,7 +218,7 @@ class Draft(Section, kw_only=True):
     max_position_embeddings: Count = 0
 
 
-class Train(Section, kw_only=True):
+class Train(Section, frozen=True, kw_only=True):
     ttt_steps: Positive = 7
     """K."""
     loss_decay: Share = 0.8
@@ -220,7 +241,7 @@ class Train(Section, kw_only=True):
     """Torch CPU threads; 0: torch's choice."""
 
 
-class Eval(Section, kw_only=True):
+class Eval(Section, frozen=True, kw_only=True):
     draft_tokens: Positive = 3
     holdout: Share = 0.1
     """Share of prompts (by hash of twin_id, so that twins stay together) kept out of training."""
@@ -229,20 +250,20 @@ class Eval(Section, kw_only=True):
     max_new_tokens: Positive = 256
 
 
-class Export(Section, kw_only=True):
+class Export(Section, frozen=True, kw_only=True):
     engines: list[Literal["sglang", "vllm", "hf"]] = msgspec.field(
-        default_factory=lambda: ["sglang", "vllm"]  # type: ignore[arg-type]
+        default_factory=lambda: ["sglang", "vllm"]
     )
 
 
-class Console(Section, kw_only=True):
+class Console(Section, frozen=True, kw_only=True):
     refresh_hz: Annotated[float, msgspec.Meta(gt=0, le=4)] = 2.0
     theme: str = "eyas-dark"
     low_bandwidth: bool = False
     ascii: bool = False
 
 
-class Config(Section, kw_only=True):
+class Config(Section, frozen=True, kw_only=True):
     run: Run = Run()
     target: Target = Target()
     dataset: list[Dataset] = []
@@ -258,11 +279,14 @@ class Config(Section, kw_only=True):
 
 
 def load(path: Path, overrides: list[str] | None = None) -> Config:
-    """Read and check one TOML, then apply `section.key=value` overrides (values in TOML syntax, bare strings allowed)."""
+    """Read and check one TOML, then apply `section.key=value` overrides (values in TOML syntax,
+    bare strings allowed)."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
-        raise ConfigError(f"{path}: cannot be read ({e.strerror}); give the path of a config file") from e
+        raise ConfigError(
+            f"{path}: cannot be read ({e.strerror}); give the path of a config file"
+        ) from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ConfigError(f"{path}: not TOML: {e}") from e
     for item in overrides or []:
@@ -332,6 +356,9 @@ def _check(config: Config, where: str) -> None:
         if d.kind != "embedded" and not d.path:
             raise ConfigError(f"{where}: dataset {d.name!r} has no path; name its JSONL file")
         if d.kind == "embedded" and config.target.kind != "embedded":
-            raise ConfigError(f"{where}: dataset {d.name!r} is embedded but target.kind is not; use kind = \"messages\"")
+            raise ConfigError(
+                f"{where}: dataset {d.name!r} is embedded but target.kind is not; "
+                'use kind = "messages"'
+            )
     if config.target.kind == "hf" and not (config.target.path and config.target.tokenizer):
-        raise ConfigError(f"{where}: target.kind = \"hf\" needs target.path and target.tokenizer")
+        raise ConfigError(f'{where}: target.kind = "hf" needs target.path and target.tokenizer')

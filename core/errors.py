@@ -16,7 +16,8 @@
     ├── Halted          3  the operator stopped the run
     └── Tripped         4  a tripwire stopped the run
 
-A message is one line: what, where, what to do. The command line prints it after `eyas: ` and nothing else.
+A message is one line: what, where, what to do. The command line prints it after `eyas: ` and
+nothing else.
 """
 
 from collections.abc import Iterator

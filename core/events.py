@@ -25,7 +25,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
     ts: float = 0.0
 
 
-class RunStarted(Event, kw_only=True, tag="run_started"):
+class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     run_id: str
     argv: list[str] = []
     config_hash: str = ""
@@ -35,24 +35,24 @@ class RunStarted(Event, kw_only=True, tag="run_started"):
     resumed: bool = False
 
 
-class StateChanged(Event, kw_only=True, tag="state"):
+class StateChanged(Event, frozen=True, kw_only=True, tag="state"):
     state: State
     reason: str = ""
 
 
-class StageStarted(Event, kw_only=True, tag="stage_started"):
+class StageStarted(Event, frozen=True, kw_only=True, tag="stage_started"):
     stage: str
     total: int = 0
 
 
-class StageProgress(Event, kw_only=True, tag="stage_progress"):
+class StageProgress(Event, frozen=True, kw_only=True, tag="stage_progress"):
     stage: str
     done: int
     total: int = 0
     detail: str = ""
 
 
-class StageFinished(Event, kw_only=True, tag="stage_finished"):
+class StageFinished(Event, frozen=True, kw_only=True, tag="stage_finished"):
     """`summary` holds the stage's headline numbers, JSON scalars only."""
 
     stage: str
@@ -60,12 +60,12 @@ class StageFinished(Event, kw_only=True, tag="stage_finished"):
     summary: dict[str, Any] = {}
 
 
-class StageFailed(Event, kw_only=True, tag="stage_failed"):
+class StageFailed(Event, frozen=True, kw_only=True, tag="stage_failed"):
     stage: str
     error: str
 
 
-class Outcome(Event, kw_only=True, tag="outcome"):
+class Outcome(Event, frozen=True, kw_only=True, tag="outcome"):
     """One prompt has reached its outcome (also `aborted`)."""
 
     prompt_id: str
@@ -121,7 +121,7 @@ class ErrorRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     example: str = ""
 
 
-class Stats(Event, kw_only=True, tag="stats"):
+class Stats(Event, frozen=True, kw_only=True, tag="stats"):
     """The moving numbers of generate, 2 Hz."""
 
     in_flight: int = 0
@@ -174,7 +174,7 @@ class GpuRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     throttle: str = ""
 
 
-class Host(Event, kw_only=True, tag="host"):
+class Host(Event, frozen=True, kw_only=True, tag="host"):
     """The machine, 1 Hz. No GPU is a fact, not an error."""
 
     gpus: list[GpuRow] = []
@@ -188,7 +188,7 @@ class Host(Event, kw_only=True, tag="host"):
     net_tx_bytes_s: float = 0.0
 
 
-class Train(Event, kw_only=True, tag="train"):
+class Train(Event, frozen=True, kw_only=True, tag="train"):
     """`accuracy_K[k]`: share of supervised positions whose draft k equals the target's
     full-vocabulary argmax."""
 
@@ -204,7 +204,7 @@ class Train(Event, kw_only=True, tag="train"):
     checkpoint_step: int = 0
 
 
-class Evaluated(Event, kw_only=True, tag="eval"):
+class Evaluated(Event, frozen=True, kw_only=True, tag="eval"):
     checkpoint: str
     draft_tokens: int
     acceptance_length: float
@@ -232,13 +232,13 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
-class Audit(Event, kw_only=True, tag="audit"):
+class Audit(Event, frozen=True, kw_only=True, tag="audit"):
     rows: list[AuditRow] = []
     findings: dict[str, int] = {}
     exactness: dict[str, Any] = {}
 
 
-class Tripwire(Event, kw_only=True, tag="tripwire"):
+class Tripwire(Event, frozen=True, kw_only=True, tag="tripwire"):
     """A wire that tripped: what it saw, what it cost so far, what to do. `action`: stop_provider |
     stop_dataset | halt."""
 
@@ -250,14 +250,14 @@ class Tripwire(Event, kw_only=True, tag="tripwire"):
     action: str = "halt"
 
 
-class Canary(Event, kw_only=True, tag="canary"):
+class Canary(Event, frozen=True, kw_only=True, tag="canary"):
     provider: str
     dataset: str
     passed: bool
     detail: str = ""
 
 
-class Command(Event, kw_only=True, tag="command"):
+class Command(Event, frozen=True, kw_only=True, tag="command"):
     """A mutation that an operator asked for: who, from where, why."""
 
     name: str
@@ -266,7 +266,7 @@ class Command(Event, kw_only=True, tag="command"):
     reason: str = ""
 
 
-class Halt(Event, kw_only=True, tag="halt"):
+class Halt(Event, frozen=True, kw_only=True, tag="halt"):
     """The halt's own account."""
 
     source: str
@@ -281,7 +281,7 @@ class Halt(Event, kw_only=True, tag="halt"):
     complete: bool = False
 
 
-class Log(Event, kw_only=True, tag="log"):
+class Log(Event, frozen=True, kw_only=True, tag="log"):
     """Raw text: may quote a provider. Readers sanitise."""
 
     level: Literal["info", "warn", "error"] = "info"
@@ -289,7 +289,7 @@ class Log(Event, kw_only=True, tag="log"):
     stage: str = ""
 
 
-class Summary(Event, kw_only=True, tag="summary"):
+class Summary(Event, frozen=True, kw_only=True, tag="summary"):
     """The last page: what was made, what it cost, how exact it was, what the drafter gains."""
 
     lines: list[str] = []

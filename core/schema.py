@@ -1,4 +1,5 @@
-"""The records that stages exchange. Frozen, versioned, no tensors, no behaviour beyond trivial views.
+"""The records that stages exchange. Frozen, versioned, no tensors, no behaviour beyond trivial
+views.
 
     prompts -> Prompt -> generate -> Rollout -> reconstruct -> Sample | Rejected -> audit -> Finding
     samples -> extract -> FeatureRef -> train -> checkpoint -> evaluate -> EvalReport -> export
@@ -24,12 +25,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all records."""
 
 
-class Prompt(Record, kw_only=True):
+class Prompt(Record, frozen=True, kw_only=True):
     """One question to carry to exactly one outcome.
 
-    `twin_id` is the hash of (messages, tools, thinking): the same question asked through another arm has the
-    same twin_id. `prompt_id` is the hash of twin_id plus everything that changes the answer's meaning (arm,
-    backend, model, sampling settings, template variant), so an edited input is a new prompt (case C73) and
+    `twin_id` is the hash of (messages, tools, thinking): the same question asked through another
+    arm has the
+    same twin_id. `prompt_id` is the hash of twin_id plus everything that changes the answer's
+    meaning (arm,
+    backend, model, sampling settings, template variant), so an edited input is a new prompt (case
+    C73) and
     duplicates meet.
     """
 
@@ -43,20 +47,23 @@ class Prompt(Record, kw_only=True):
     thinking: bool = True
     source_row: int = 0
     renamed: dict[str, str] = {}
-    """Function names that had to be changed to fit the target's call ids: as in the dataset -> as sent."""
+    """Function names that had to be changed to fit the target's call ids: as in the dataset -> as
+    sent."""
 
 
-class Sampling(Record, kw_only=True):
+class Sampling(Record, frozen=True, kw_only=True):
     temperature: float = 1.0
     top_p: float = 0.95
     max_tokens: int = 4096
     seed: int | None = None
 
 
-class Usage(Record, kw_only=True):
-    """What a reply was billed. None means not said (never zero). Token counts are the native tokenizer's.
+class Usage(Record, frozen=True, kw_only=True):
+    """What a reply was billed. None means not said (never zero). Token counts are the native
+    tokenizer's.
 
-    `cost_usd` is what the books get; `cap_usd` what counts against the budget (BYOK: upstream cost, case C40).
+    `cost_usd` is what the books get; `cap_usd` what counts against the budget (BYOK: upstream cost,
+    case C40).
     """
 
     prompt_tokens: int | None = None
@@ -67,7 +74,7 @@ class Usage(Record, kw_only=True):
     cap_usd: float | None = None
 
 
-class Timings(Record, kw_only=True):
+class Timings(Record, frozen=True, kw_only=True):
     """Seconds, from the moment the request left. `sent_at` is wall-clock (unix)."""
 
     sent_at: float
@@ -75,11 +82,13 @@ class Timings(Record, kw_only=True):
     ttft_s: float | None = None
 
 
-class Rollout(Record, kw_only=True):
-    """One attempt's end: a line of completions.jsonl. A prompt is finished by a record whose outcome is final
+class Rollout(Record, frozen=True, kw_only=True):
+    """One attempt's end: a line of completions.jsonl. A prompt is finished by a record whose
+    outcome is final
     (`ok`, `rejected`, `failed`, `refused`); `aborted` leaves it pending.
 
-    `reply_raw` is the body as received (ASCII-escaped JSON string on disk: lone surrogates and NULs survive);
+    `reply_raw` is the body as received (ASCII-escaped JSON string on disk: lone surrogates and NULs
+    survive);
     `reply_kind` says how to read it. `request` is the body as sent, without secrets.
     """
 
@@ -108,7 +117,7 @@ class Rollout(Record, kw_only=True):
     timings: Timings | None = None
 
 
-class ToolCall(Record, kw_only=True):
+class ToolCall(Record, frozen=True, kw_only=True):
     """`arguments` is the string as sampled, byte for byte (case C58)."""
 
     id: str
@@ -116,19 +125,21 @@ class ToolCall(Record, kw_only=True):
     arguments: str
 
 
-class Segment(Record, kw_only=True):
-    """A run of completion ids with one meaning: `reasoning`, `marker`, `content`, `call_id`, `arguments`, `end`."""
+class Segment(Record, frozen=True, kw_only=True):
+    """A run of completion ids with one meaning: `reasoning`, `marker`, `content`, `call_id`,
+    `arguments`, `end`."""
 
     kind: str
     start: int
     end: int
 
 
-class Sample(Record, kw_only=True):
+class Sample(Record, frozen=True, kw_only=True):
     """prompt ids + completion ids of one rollout, with the verdict and its evidence.
 
     `token_ids` = prompt then completion; the loss mask is True exactly on positions >= prompt_len
-    (`loss_mask` below), less the `masked` ones. A rejected rollout has the ids that could be built, or none, and is
+    (`loss_mask` below), less the `masked` ones. A rejected rollout has the ids that could be built,
+    or none, and is
     never trained on.
     """
 
@@ -174,7 +185,7 @@ class Sample(Record, kw_only=True):
         return self.verdict in TRAINABLE and not self.dropped
 
 
-class Finding(Record, kw_only=True):
+class Finding(Record, frozen=True, kw_only=True):
     """One audit remark about one sample. `severity`: info | warn | error.
 
     `spans`: the runs of `token_ids` positions that it is about; empty: the sample as a whole.
@@ -190,8 +201,9 @@ class Finding(Record, kw_only=True):
     spans: list[tuple[int, int]] = []
 
 
-class SpendLine(Record, kw_only=True):
-    """A line of spend.jsonl, the books. Sum of `cost_usd` over kinds `billed`, `looked_up` and `uncertain` = spend.
+class SpendLine(Record, frozen=True, kw_only=True):
+    """A line of spend.jsonl, the books. Sum of `cost_usd` over kinds `billed`, `looked_up` and
+    `uncertain` = spend.
 
     dispatch   a request is about to leave; `reserve_usd` is its worst case
     known      its generation id
@@ -199,7 +211,8 @@ class SpendLine(Record, kw_only=True):
     looked_up  settled through /generation (`billed` for a cancelled or lost reply)
     uncertain  could not be settled: the worst case is booked and stays marked
     free       the provider charges nothing (error before the first token, local server)
-    Exactly one of billed | looked_up | uncertain | free closes a dispatch (key: prompt_id, attempt).
+    Exactly one of billed | looked_up | uncertain | free closes a dispatch (key: prompt_id,
+    attempt).
     """
 
     v: int = SCHEMA_VERSION
@@ -215,8 +228,9 @@ class SpendLine(Record, kw_only=True):
     cap_usd: float = 0.0
 
 
-class FeatureRef(Record, kw_only=True):
-    """Where one sample's hidden states are; never the states themselves. `sha256` covers the stored bytes."""
+class FeatureRef(Record, frozen=True, kw_only=True):
+    """Where one sample's hidden states are; never the states themselves. `sha256` covers the stored
+    bytes."""
 
     sample_id: str
     dataset: str
@@ -228,8 +242,9 @@ class FeatureRef(Record, kw_only=True):
     sha256: str = ""
 
 
-class AcceptanceCounts(Record, kw_only=True):
-    """Counts first, ratios last. `accepted_by_position[i]`: steps whose first i+1 drafts were all right."""
+class AcceptanceCounts(Record, frozen=True, kw_only=True):
+    """Counts first, ratios last. `accepted_by_position[i]`: steps whose first i+1 drafts were all
+    right."""
 
     steps: int
     tokens: int
@@ -242,11 +257,13 @@ class AcceptanceCounts(Record, kw_only=True):
         return self.tokens / self.steps if self.steps else 0.0
 
 
-class EvalReport(Record, kw_only=True):
+class EvalReport(Record, frozen=True, kw_only=True):
     """`walk` is the exact offline walk, `decoded` the count from really decoding with the drafter.
 
-    `walk_text` says which text was walked: `greedy` (the target's own greedy replies to `prompts` held-out prompts,
-    the same that were decoded, so the two figures are comparable) or `recorded` (the held-out samples as generated,
+    `walk_text` says which text was walked: `greedy` (the target's own greedy replies to `prompts`
+    held-out prompts,
+    the same that were decoded, so the two figures are comparable) or `recorded` (the held-out
+    samples as generated,
     when nothing is decoded). `recorded` is the walk over all held-out samples, whichever `walk` is.
     """
 

@@ -1,6 +1,7 @@
 """What a reader needs to know of a run, folded from its events. Pure: no clock, no file, no socket.
 
-The engine folds its own events to write state snapshots; consoles fold the same function over the tail.
+The engine folds its own events to write state snapshots; consoles fold the same function over the
+tail.
 """
 
 from typing import Any
@@ -27,7 +28,8 @@ class StageView(msgspec.Struct):
 
 
 class RunView(msgspec.Struct):
-    """Mutable on purpose: `fold` updates in place; at 83,000 outcomes a copy per event would be quadratic."""
+    """Mutable on purpose: `fold` updates in place; at 83,000 outcomes a copy per event would be
+    quadratic."""
 
     seq: int = 0
     ts: float = 0.0
@@ -54,7 +56,8 @@ class RunView(msgspec.Struct):
 
 
 def fold(view: RunView, event: ev.Event) -> RunView:
-    """Apply one event. Events at or below `view.seq` are ignored, so a snapshot plus an overlapping tail is safe."""
+    """Apply one event. Events at or below `view.seq` are ignored, so a snapshot plus an overlapping
+    tail is safe."""
     if event.seq and event.seq <= view.seq:
         return view
     view.seq, view.ts = event.seq or view.seq, event.ts or view.ts
