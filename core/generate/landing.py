@@ -24,9 +24,10 @@ from core.providers import base
 from core.providers.base import RETRYABLE, RETRYABLE_REPLIES
 from core.schema import Rollout
 
-UNCOUNTED = (base.Throttled, base.PaymentRequired, base.LocalEmfile, base.Fatal)
+UNCOUNTED = (base.Throttled, base.PaymentRequired, base.LocalEmfile, base.KeyRefused)
 """Waits and faults of our own: they use up no attempt of a prompt (case C46)."""
-NOT_SERVED_STRIKES = 3
+STRIKES = 3
+"""Refusals of every kind of request, one after another, before a provider is stopped."""
 
 
 class Gate(msgspec.Struct):
@@ -136,7 +137,7 @@ class Lander:
         elif reply.failure is None or isinstance(reply.failure, base.Refused):
             ttft_s = flight.first_at - left_at if flight.first_at is not None else None
             lane.limit.succeeded(now, self._dice.random(), ttft_s)
-            lane.last_success, lane.throttled_since, lane.not_served = now, None, 0
+            lane.last_success, lane.throttled_since, lane.strikes = now, None, 0
             lane.latency.add(now - left_at, now)
             if ttft_s is not None:
                 lane.ttft.add(ttft_s, now)
@@ -181,11 +182,11 @@ class Lander:
             case base.KeyRefused():
                 for one in siblings:
                     self.stop_lane(one, f"key refused: {failure}")
-            case base.NotServed():
+            case base.Fatal():
                 lane.limit.unknown()
-                lane.not_served += 1
-                if lane.not_served >= NOT_SERVED_STRIKES:
-                    self.stop_lane(lane, f"not served: {failure}")
+                lane.strikes += 1
+                if lane.strikes >= STRIKES:
+                    self.stop_lane(lane, f"{failure.kind}: {failure}")
             case _:
                 lane.limit.failed(now, self._dice.random())
 

@@ -101,7 +101,7 @@ class Lane:
         self.stopped = ""
         self.last_success: float | None = None
         self.throttled_since: float | None = None
-        self.not_served = 0
+        self.strikes = 0
         self.done = self.errors = self.sent = self.tokens = 0
         self.spent_usd = 0.0
         self.latency, self.ttft = RollingHistogram(), RollingHistogram()

@@ -5,14 +5,12 @@ Promises: a failure is classified once, by status, headers, body and transport, 
 it may be retried and whether it may have been paid for. Retries themselves belong to generate.
 Knows no budget and no clock.
 
-    Failure (a ProviderError)
-    ├── Throttled        everyone waits: RateLimited (429), Unavailable (503, 529)
-    ├── PaymentRequired  402: the balance does not cover what is open
-    ├── Fatal            the same for every request: KeyRefused (401, 403), NotServed (404)
-    ├── Refused          the same for this prompt: BadRequest (400, 413, 422), Moderated (403 with
-    reasons) ├── NotSent          it never left: ConnectFailed, LocalEmfile ├── Broken
-    ServerError (5xx, 408), ConnectionLost, timeouts, cut streams and bodies, UpstreamError └──
-    EmptyChoices     billed, and nothing in it
+    Failure (a ProviderError) ├── Throttled        everyone waits: RateLimited (429), Unavailable
+    (503, 529) ├── PaymentRequired  402: the balance does not cover what is open ├── Fatal
+    the same for every request: KeyRefused (401), Forbidden (403), NotServed (404) ├── Refused
+    the same for this prompt: BadRequest (400, 413, 422), Moderated (403 with reasons) ├── NotSent
+    it never left: ConnectFailed, LocalEmfile ├── Broken ServerError (5xx, 408), ConnectionLost,
+    timeouts, cut streams and bodies, UpstreamError └── EmptyChoices     billed, and nothing in it
 """
 
 from collections.abc import Callable
@@ -64,6 +62,10 @@ class Fatal(Failure):
 
 class KeyRefused(Fatal):
     error_class = "key_refused"
+
+
+class Forbidden(Fatal):
+    error_class = "forbidden"
 
 
 class NotServed(Fatal):
@@ -159,8 +161,11 @@ class EmptyChoices(Failure):
     paid = "maybe"
 
 
-RETRYABLE: tuple[type[Failure], ...] = (Throttled, PaymentRequired, NotSent, Broken, EmptyChoices)
-"""The only list of what may be sent again. How often is generate's business."""
+RETRYABLE: tuple[type[Failure], ...] = (
+    Throttled, PaymentRequired, Fatal, NotSent, Broken, EmptyChoices
+)  # fmt: skip
+"""The only list of what may be sent again; Fatal ones elsewhere, or not at all once their provider
+is stopped. How often is generate's business."""
 
 RETRYABLE_REPLIES = frozenset({"finish_missing", "empty_choices", "empty_completion"})
 """Rejections of a whole, judged reply that a second one may mend (one paid retry, cases C27 and

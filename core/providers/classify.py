@@ -100,7 +100,7 @@ def classify_error(
     if code == 401:
         return base.KeyRefused(message)
     if code == 403:
-        return base.Moderated(message) if _is_moderation(fields) else base.KeyRefused(message)
+        return base.Moderated(message) if _is_moderation(fields) else base.Forbidden(message)
     if code == 404:
         return base.NotServed(message)
     if code in (408, 504, 524):
@@ -127,8 +127,9 @@ def _is_platform(body: Mapping[str, Any]) -> bool:
 
 
 def _is_moderation(body: Mapping[str, Any]) -> bool:
+    """A 403 about this prompt names who flagged it; one about the key does not."""
     meta = _metadata(body)
-    return bool(meta.get("reasons") or meta.get("flagged_input"))
+    return bool(meta.get("reasons") or meta.get("flagged_input") or meta.get("provider_name"))
 
 
 def _choice_error(body: Mapping[str, Any]) -> Any:

@@ -18,7 +18,7 @@ from core.embedded import TARGET_DIR
 from core.errors import DiskFull
 from core.generate import GenerateResult, Generator, Ports, Recovered
 from core.prompts import load_prompts
-from core.reconstruct import StopOffsets, judge
+from core.reconstruct import StopOffsets, judge, observe
 from core.render.base import Renderer, load_renderer
 from core.schema import Prompt, Rollout, Sample, SpendLine
 
@@ -234,9 +234,18 @@ def accepts(rollout: Rollout, prompt: Prompt) -> Sample:
     )
 
 
-def really_judges() -> Callable[[Rollout, Prompt], Sample]:
-    offsets = StopOffsets()
-    return lambda rollout, prompt: judge(rollout, prompt, renderer(), offsets)
+class RealJudge:
+    """judge() over the embedded tokenizer, with the stop-token offsets that it learns."""
+
+    def __init__(self) -> None:
+        self.offsets = StopOffsets()
+
+    def __call__(self, rollout: Rollout, prompt: Prompt) -> Sample:
+        return judge(rollout, prompt, renderer(), self.offsets)
+
+
+def really_judges() -> RealJudge:
+    return RealJudge()
 
 
 def config_of(url: str, **settings: Any) -> Config:
@@ -289,13 +298,19 @@ class Run:
             completions=self.completions,
             spend=self.spend,
             recovered=recovered or Recovered(),
-            on_sample=lambda sample, rollout, prompt: self.samples.append(sample),
+            on_sample=self._sampled,
         )
+        self._judge = judges
         self.config = config_of(router.url, **settings)
         self.generator = Generator(self.config, prompts, ports, delays_s)
 
     async def go(self) -> GenerateResult:
         return await asyncio.wait_for(self.generator.run(), 60)
+
+    def _sampled(self, sample: Sample, rollout: Rollout, prompt: Prompt) -> None:
+        self.samples.append(sample)
+        if isinstance(self._judge, RealJudge):
+            observe(self._judge.offsets, sample)
 
     @property
     def rollouts(self) -> list[Rollout]:

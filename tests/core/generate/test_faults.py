@@ -328,6 +328,14 @@ async def test_a_key_that_is_revoked_stops_and_leaves_the_rest_pending() -> None
     assert result.outcomes == {"ok": 1} and result.pending == 9
 
 
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_provider_that_refuses_everything_is_stopped(status: int) -> None:
+    async with serving(Router(says(), otherwise=says(b"", status))) as router:
+        run = Run(router, prompts_of(10), max_in_flight=1)
+        result = await run.go()
+    assert result.reason == "stopped" and result.pending == 9 and len(router.bodies) == 4
+
+
 async def test_server_errors_end_after_their_attempts() -> None:
     router = Router(otherwise=says(b"", 500))
     run = await one(router, attempts_unpaid=2)

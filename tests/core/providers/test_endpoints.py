@@ -1,0 +1,78 @@
+"""OpenRouter's endpoints, filtered and ranked."""
+
+from typing import Any
+
+import pytest
+
+from core.config import OpenRouter
+from core.errors import ProviderError
+from core.providers.endpoints import NEEDED, choose_endpoints
+from core.schema import Sampling
+
+SAMPLING = Sampling(max_tokens=1_000)
+
+
+def row(
+    tag: str, prompt: str = "6e-7", completion: str = "2.5e-6", **fields: Any
+) -> dict[str, Any]:
+    return {
+        "tag": tag,
+        "provider_name": tag.split("/")[0].title(),
+        "quantization": "int4",
+        "pricing": {"prompt": prompt, "completion": completion},
+        "supported_parameters": [*NEEDED, "tools"],
+        **fields,
+    }
+
+
+ROWS = [
+    row("novita/int4", "5e-7", "2e-6", throughput_last_30m={"p50": 40}, latency_last_30m=900),
+    row("fireworks", "6e-7", "3e-6", throughput_last_30m=90, latency_last_30m=300),
+    row("groq", "1e-6", "3e-6", throughput_last_30m=300, latency_last_30m=100),
+]
+
+
+def names(**options: Any) -> list[str]:
+    return [e.spec.name for e in choose_endpoints(ROWS, OpenRouter(**options), SAMPLING)]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"sort": "price"}, ["novita/int4", "fireworks", "groq"]),
+        ({"sort": "throughput"}, ["groq", "fireworks", "novita/int4"]),
+        ({"sort": "latency"}, ["groq", "fireworks", "novita/int4"]),
+        ({"order": ["groq", "novita"]}, ["groq", "novita/int4"]),
+        (
+            {"order": ["groq", "novita"], "allow_fallbacks": True},
+            ["groq", "novita/int4", "fireworks"],
+        ),
+        ({"only": ["NOVITA"]}, ["novita/int4"]),
+        ({"only": ["novita/int4", "groq"], "sort": "price"}, ["novita/int4", "groq"]),
+        ({"ignore": ["groq"], "sort": "price"}, ["novita/int4", "fireworks"]),
+        ({"max_price_prompt": 0.55}, ["novita/int4"]),
+        ({"max_price_completion": 2.5}, ["novita/int4"]),
+    ],
+)
+def test_filters_and_ranks(options: dict[str, Any], expected: list[str]) -> None:
+    assert names(**options) == expected
+
+
+def test_prices_and_what_cancelling_does() -> None:
+    chosen = {e.spec.name: e.spec for e in choose_endpoints(ROWS, OpenRouter(), SAMPLING)}
+    assert chosen["fireworks"].price.worst_usd(1_000, 1_000) == pytest.approx(0.0036)
+    assert chosen["fireworks"].cancel_stops_bill and chosen["novita/int4"].cancel_stops_bill
+    assert not chosen["groq"].cancel_stops_bill
+    plain = choose_endpoints(ROWS, OpenRouter(stream=False), SAMPLING)
+    assert not any(e.spec.cancel_stops_bill for e in plain)  # whole replies are billed whole
+    told = choose_endpoints(ROWS, OpenRouter(cancellable=["groq"]), SAMPLING)
+    assert all(e.spec.cancel_stops_bill for e in told)
+
+
+def test_when_none_is_left_each_has_its_reason() -> None:
+    with pytest.raises(ProviderError) as caught:
+        choose_endpoints(ROWS, OpenRouter(quantizations=["fp8"], only=["groq"]), SAMPLING)
+    assert str(caught.value).count("not in `only`") == 2
+    assert "groq: quantization int4" in str(caught.value)
+    with pytest.raises(ProviderError, match="the model has none"):
+        choose_endpoints([None], OpenRouter(), SAMPLING)

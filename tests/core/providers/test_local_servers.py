@@ -1,0 +1,263 @@
+"""SGLang and OpenAI-compatible servers: what is checked, what is sent, what comes back exact."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from core.config import Config, parse
+from core.errors import ConfigError, ProviderError
+from core.providers import base, make_provider
+from core.providers.sglang import load_of
+from core.schema import Prompt, Sampling
+
+SAMPLING = Sampling(max_tokens=32, seed=7, temperature=0.5)
+PROMPT = Prompt(
+    prompt_id="p",
+    twin_id="t",
+    dataset="d",
+    messages=[{"role": "user", "content": "1+1?"}],
+    thinking=False,
+)
+
+
+class Server:
+    """Answers by path; keeps what it was asked."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = {"/" + k.replace("__", "/"): v for k, v in answers.items()}
+        self.asked: list[tuple[str, Any]] = []
+
+    async def _any(self, request: web.Request) -> web.Response:
+        body = await request.json() if request.can_read_body else None
+        self.asked.append((request.path, body))
+        answer = self.answers.get(request.path, (404, None))
+        status, data = answer if isinstance(answer, tuple) else (200, answer)
+        if isinstance(data, str):
+            return web.Response(text=data, status=status)
+        return web.json_response(data, status=status)
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._any)
+        return app
+
+
+@asynccontextmanager
+async def backend(
+    server: Server, name: str, config: dict[str, Any]
+) -> AsyncIterator[base.Provider]:
+    async with TestServer(server.app()) as running:
+        url = str(running.make_url("")).rstrip("/")
+        provider = make_provider(name, made(config, url))
+        try:
+            yield provider
+        finally:
+            await provider.close()
+
+
+def made(config: dict[str, Any], url: str) -> Config:
+    filled = {
+        section: {k: _filled(v, url) for k, v in fields.items()}
+        for section, fields in config.items()
+    }
+    return parse({"generate": filled}, "t")
+
+
+def _filled(value: Any, url: str) -> Any:
+    if isinstance(value, list):
+        return [_filled(v, url) for v in value]
+    return value.replace("URL", url) if isinstance(value, str) else value
+
+
+SGLANG = {"sglang": {"urls": ["URL"]}}
+CHAT = {"sglang": {"urls": ["URL"], "endpoint": "chat"}}
+VLLM = {"openai": {"base_url": "URL/v1", "model": "m"}}
+INFO = {"version": "0.5.14", "context_length": 4096}
+
+
+async def complete(provider: base.Provider, lane: str | None = None) -> base.Reply:
+    request = base.CompletionRequest(
+        request_id="p-1",
+        prompt=PROMPT,
+        prompt_ids=[5, 6, 7],
+        sampling=SAMPLING,
+        provider=lane or provider.lanes[0].name,
+    )
+    return await provider.complete(request, base.Flight())
+
+
+async def test_generate_sends_our_ids_and_returns_theirs() -> None:
+    reply = {
+        "text": "2",
+        "output_ids": [9, 2],
+        "meta_info": {
+            "id": "p-1",
+            "finish_reason": {"type": "stop"},
+            "prompt_tokens": 3,
+            "completion_tokens": 2,
+            "cached_tokens": 1,
+        },
+    }
+    server = Server(server_info=INFO, generate=reply)
+    async with backend(server, "sglang", SGLANG) as provider:
+        lines = await provider.preflight(SAMPLING)
+        assert "version=0.5.14" in lines[0]
+        got = await complete(provider)
+    sent = server.asked[-1][1]
+    assert sent["input_ids"] == [5, 6, 7] and sent["rid"] == "p-1"
+    assert sent["sampling_params"]["sampling_seed"] == 7
+    assert sent["sampling_params"]["skip_special_tokens"] is False
+    assert sent["sampling_params"]["spaces_between_special_tokens"] is False
+    assert got.failure is None and got.usage.completion_tokens == 2
+    assert got.usage.cached_tokens == 1 and got.usage.cost_usd == 0.0
+    assert not provider.sends_messages
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"text": "", "output_ids": [], "meta_info": {"finish_reason": {"type": "abort"}}},
+        {"text": "2", "meta_info": {"finish_reason": {"type": "stop"}}},
+    ],
+)
+async def test_an_abort_or_a_reply_without_ids_is_a_failure(reply: dict[str, Any]) -> None:
+    async with backend(Server(server_info=INFO, generate=reply), "sglang", SGLANG) as provider:
+        await provider.preflight(SAMPLING)
+        got = await complete(provider)
+    assert isinstance(got.failure, base.UpstreamError)
+
+
+async def test_chat_asks_for_ids_of_both_sides() -> None:
+    server = Server(server_info=INFO, v1__chat__completions={"choices": [{"message": {}}]})
+    async with backend(server, "sglang", CHAT) as provider:
+        await provider.preflight(SAMPLING)
+        await complete(provider)
+        assert provider.sends_messages
+    sent = server.asked[-1][1]
+    assert sent["return_token_ids"] and sent["return_prompt_token_ids"]
+    assert sent["chat_template_kwargs"] == {
+        "thinking": False,
+        "spaces_between_special_tokens": False,
+    }
+
+
+async def test_an_abort_names_the_request() -> None:
+    server = Server(server_info=INFO, abort_request={})
+    async with backend(server, "sglang", SGLANG) as provider:
+        await provider.preflight(SAMPLING)
+        request = base.CompletionRequest(
+            request_id="p-1",
+            prompt=PROMPT,
+            prompt_ids=[],
+            sampling=SAMPLING,
+            provider=provider.lanes[0].name,
+        )
+        await provider.abort(request)
+    assert server.asked[-1] == ("/abort_request", {"rid": "p-1", "abort_all": False})
+
+
+@pytest.mark.parametrize(
+    ("config", "answers", "words"),
+    [
+        (SGLANG, {}, "is this an SGLang server"),
+        (SGLANG, {"server_info": (401, None)}, "refuses the key"),
+        (SGLANG, {"server_info": {"context_length": 16}}, "max_tokens is 32"),
+        (CHAT, {"server_info": {"skip_tokenizer_init": True}}, "skip-tokenizer-init"),
+    ],
+)
+async def test_a_server_that_is_not_what_the_config_says(
+    config: dict[str, Any], answers: dict[str, Any], words: str
+) -> None:
+    async with backend(Server(**answers), "sglang", config) as provider:
+        with pytest.raises(ProviderError, match=words) as caught:
+            await provider.preflight(SAMPLING)
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_server_of_an_older_version_is_found() -> None:
+    async with backend(Server(get_server_info=INFO), "sglang", SGLANG) as provider:
+        assert len(await provider.preflight(SAMPLING)) == 1
+
+
+def test_load_is_summed_over_label_sets() -> None:
+    page = (
+        '# HELP x\nsglang:num_running_reqs{tp="0"} 3.0\nsglang:num_running_reqs{tp="1"} 2.0\n'
+        "sglang:num_queue_reqs 7.0\n"
+    )
+    assert load_of(page) == base.Load(running=5, waiting=7)
+    assert load_of('vllm:num_requests_waiting{model="m"} 1.0\n') == base.Load(running=0, waiting=1)
+    assert load_of("other 1\n") is None
+
+
+async def test_load_is_asked_only_while_it_is_offered() -> None:
+    server = Server(server_info=INFO)
+    async with backend(server, "sglang", SGLANG) as provider:
+        await provider.preflight(SAMPLING)
+        lane = provider.lanes[0].name
+        assert await provider.load(lane) is None
+        asked = len(server.asked)
+        assert await provider.load(lane) is None and len(server.asked) == asked
+
+
+async def test_token_ids_of_a_chat_server_are_probed_not_assumed() -> None:
+    models = {"data": [{"id": "m", "max_model_len": 4096}]}
+    exact = {"choices": [{"token_ids": [1], "message": {}}]}
+    server = Server(v1__models=models, v1__chat__completions=exact)
+    async with backend(server, "vllm", VLLM) as provider:
+        lines = await provider.preflight(SAMPLING)
+        assert "returns token ids" in lines[0]
+        await complete(provider)
+    sent = server.asked[-1][1]
+    assert sent["return_token_ids"] is True
+    assert sent["skip_special_tokens"] is sent["spaces_between_special_tokens"] is False
+    strict = Server(v1__models=models, v1__chat__completions=(400, {"message": "unknown field"}))
+    async with backend(strict, "openai", VLLM) as provider:
+        assert "refuses token-id fields" in (await provider.preflight(SAMPLING))[0]
+        await complete(provider)
+    assert "return_token_ids" not in strict.asked[-1][1]
+
+
+async def test_a_billed_chat_server_is_not_probed_and_priced_by_the_config() -> None:
+    config = {"openai": {**VLLM["openai"], "price_prompt": 1.0, "price_completion": 2.0}}
+    reply = {
+        "choices": [{"message": {"content": "2"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 50},
+    }
+    server = Server(v1__models={"data": [{"id": "m"}]}, v1__chat__completions=reply)
+    async with backend(server, "openai", config) as provider:
+        await provider.preflight(SAMPLING)
+        assert [path for path, _ in server.asked] == ["/v1/models"]
+        got = await complete(provider)
+    assert got.usage.cost_usd == pytest.approx(200e-6)
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        ({"data": [{"id": "other"}]}, "does not serve 'm'; it has other"),
+        ({"data": [{"id": "m", "max_model_len": 16}]}, "above the server's 16"),
+        ((401, None), "key is refused"),
+        ((500, None), "HTTP 500"),
+    ],
+)
+async def test_a_chat_server_that_is_not_what_the_config_says(models: Any, words: str) -> None:
+    async with backend(Server(v1__models=models), "vllm", VLLM) as provider:
+        with pytest.raises(ProviderError, match=words):
+            await provider.preflight(SAMPLING)
+
+
+def test_settings_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_KEY", raising=False)
+    with pytest.raises(ConfigError, match=r"sglang\.urls is empty"):
+        make_provider("sglang", parse({}, "t"))
+    with pytest.raises(ConfigError, match=r"openai\.base_url"):
+        make_provider("vllm", parse({}, "t"))
+    with pytest.raises(ConfigError, match="NO_KEY is not set"):
+        sglang = {"urls": ["http://x"], "api_key_env": "NO_KEY"}
+        make_provider("sglang", parse({"generate": {"sglang": sglang}}, "t"))
+    with pytest.raises(ConfigError, match="unknown backend 'x'"):
+        make_provider("x", parse({}, "t"))
