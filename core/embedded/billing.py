@@ -7,6 +7,7 @@ rounding. Knows nothing about HTTP or sampling.
 """
 
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 PICO = 1_000_000_000_000
 
 
+@lru_cache(maxsize=64)
 def pico(usd: float | str) -> int:
     """USD to picodollars, through the decimal digits that a person wrote."""
     return int(Decimal(str(usd)) * PICO)

@@ -212,7 +212,18 @@ class Desk:
         return ask
 
     async def _finish(self, gen: Generation, provider: Provider | None) -> None:
-        await gen.job.done()
+        try:
+            await gen.job.done()
+            self._generations.discard(gen)
+            self._count(gen)
+            self._write_truth(gen, provider)
+            if gen.charge is not None and provider is not None:
+                self._settle(gen, gen.charge, provider)
+        finally:
+            gen.settled.set()
+
+    def _count(self, gen: Generation) -> None:
+        """Take over what the job made, as the model would have written it under the faults."""
         gen.finish = gen.job.finish
         ids = list(gen.job.out)
         if "early_tools" in gen.hits and self._section in ids:
@@ -225,11 +236,6 @@ class Desk:
             gen.reasoning_tokens = reasoning_length(ids, self._think_end, self._section)
         self.counts["generation_tokens"] += gen.generated
         self.counts["aborted"] += gen.finish == "abort"
-        self._generations.discard(gen)
-        self._write_truth(gen, provider)
-        if gen.charge is not None and provider is not None:
-            self._settle(gen, gen.charge, provider)
-        gen.settled.set()
 
     def _settle(self, gen: Generation, charge: Charge, provider: Provider) -> None:
         hits = gen.hits

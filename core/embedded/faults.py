@@ -14,6 +14,7 @@ replays a given sequence, one item a request, before any rate is asked.
 import difflib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -39,9 +40,11 @@ ANSWERS = {
     "reset": "connection reset before headers; free",
     "error_in_200": "200 with an error object beside an empty choice; value: its code (429)",
     "choice_error": "200 with choices[].error and finish_reason error",
+    "capacity": "429 while value (64) requests are in flight at the provider",
     "hang": "accepts the request and sends nothing; value: seconds until it closes (600)",
 }
-"""Instead of a generation: nothing is sampled, nothing is billed. At most one hits a request."""
+"""Instead of a generation: nothing is sampled, nothing is billed. At most one hits a request, and
+`capacity` only a request that comes on top."""
 GENERATION = {
     "old_template": "a default system message in the provider's rendering",
     "other_model": "another distribution and a higher temperature",
@@ -96,6 +99,25 @@ WIRE = {
     "lookup_lost": "GET /generation never finds it",
 }
 """The form of the reply."""
+NUMBERS = (
+    "platform_limited",
+    "error_in_200",
+    "capacity",
+    "hang",
+    "slow",
+    "renumbered_ids",
+    "wrong_usage",
+    "wrong_prompt_usage",
+    "silent_stream",
+)
+"""Faults whose value is a number."""
+CHOICES = {
+    "trim_reasoning": ("both", "left", "right"),
+    "trim_content": ("both", "left", "right"),
+    "reserialised_args": ("spaced", "compact", "sorted"),
+    "lost_calls": ("last", "all"),
+    "truncated_body": ("soft", "hard"),
+}
 KINDS = ANSWERS | GENERATION | TEXT | WIRE
 
 _SPEC = re.compile(
@@ -143,10 +165,7 @@ class Hits:
         return self._values.get(name) or default
 
     def number(self, name: str, default: float) -> float:
-        try:
-            return float(self.value(name, str(default)))
-        except ValueError as e:
-            raise UsageError(f"fault {name}: value {self._values[name]!r} is not a number") from e
+        return float(self.value(name, str(default)))
 
 
 class Plan:
@@ -260,8 +279,24 @@ def _check(fault: Fault, where: str) -> None:
         near = difflib.get_close_matches(fault.name, KINDS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(KINDS)}"
         raise UsageError(f"fault {where!r}: no fault is called {fault.name}; {hint}")
+    value = fault.value
+    if value and fault.name in NUMBERS and not _is_number(value):
+        raise UsageError(f"fault {where!r}: {value!r} is not a number")
+    if value and fault.name in CHOICES and value not in CHOICES[fault.name]:
+        raise UsageError(f"fault {where!r}: value is one of {', '.join(CHOICES[fault.name])}")
+    if value and fault.name in ("rate_limited", "unavailable"):
+        seconds = value.removeprefix("date") or "12"
+        if value != "none" and not _is_number(seconds):
+            raise UsageError(f"fault {where!r}: value is seconds, none, date or dateSECONDS")
     if not 0 <= fault.rate <= 1:
         raise UsageError(f"fault {where!r}: the rate lies in 0..1")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _json(text: str) -> Any:

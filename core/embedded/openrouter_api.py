@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import socket
 import struct
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -64,7 +65,10 @@ def refuse_key(request: web.Request) -> web.Response | None:
 
 
 def _named(message: dict[str, Any]) -> dict[str, Any]:
-    """The router puts `name` in front of the content for models that are not OpenAI's."""
+    """The router puts `name` in front of the content for models that are not OpenAI's, and hands an
+    assistant's `reasoning` on under the template's name for it."""
+    if "reasoning" in message and "reasoning_content" not in message:
+        message = {("reasoning_content" if k == "reasoning" else k): v for k, v in message.items()}
     name, content = message.get("name"), message.get("content")
     if not name or not isinstance(content, str) or message.get("role") == "tool":
         return message
@@ -99,6 +103,7 @@ class ChatApi:
         self._desk = desk
         self._arrivals = arrivals
         self._latency_scale = latency_scale
+        self._in_flight: Counter[str] = Counter()
         self._decode = msgspec.json.Decoder(ChatBody).decode
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -125,8 +130,12 @@ class ChatApi:
             return error(404, str(e))
         arrival.provider, arrival.stream = provider.name, bool(body.stream)
         hits = self._desk.plan.draw(content, provider.name)
-        if hits.answer is not None:
-            return await self._answer(request, hits.answer, hits, provider, body)
+        answer = hits.answer
+        if answer == "capacity":
+            busy = self._in_flight[provider.name] >= hits.number("capacity", 64)
+            answer = "rate_limited" if busy else None
+        if answer is not None:
+            return await self._answer(request, answer, hits, provider, body)
         return await self._accept(request, body, content, provider, hits, arrival)
 
     def _choose(self, body: ChatBody, content: bytes) -> Provider:
@@ -187,6 +196,7 @@ class ChatApi:
         )
         arrival.generation_id = gen.id
         desk.start(gen, charge, provider)
+        self._in_flight[provider.name] += 1
         try:
             if order.stream:
                 return await self._stream(request, gen, charge, provider, body)
@@ -195,6 +205,8 @@ class ChatApi:
             arrival.left = desk.now()
             desk.leave(gen, provider)
             raise
+        finally:
+            self._in_flight[provider.name] -= 1
 
     async def _latency(self, provider: Provider, hits: Hits) -> None:
         factor = hits.number("slow", 10) if "slow" in hits else 1.0

@@ -218,7 +218,8 @@ def status_answer(
     """(status, headers, body) of the answers that are an HTTP status."""
     code, raw = STATUS[name]
     headers: dict[str, str] = {}
-    retry = hits.value(name, "1" if code == 429 else "none")
+    unsaid = "1" if code == 429 and name in hits else "none"
+    retry = hits.value(name, unsaid)
     if retry.startswith("date"):
         headers["Retry-After"] = email.utils.formatdate(now + float(retry[4:] or 12), usegmt=True)
     elif retry != "none":

@@ -86,57 +86,67 @@ class SGLangApi:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         with self._arrivals.note(request.path) as arrival:
-            try:
-                body = self._generate_body(await request.read())
-            except (msgspec.DecodeError, UnicodeDecodeError) as e:
-                return error(400, f"invalid request: {e}")
-            params = body.sampling_params
-            ids = body.input_ids
-            if ids is None and body.text is not None and self.desk.renderer is not None:
-                ids = self.desk.renderer.tokenizer.encode_special(body.text)
-            if not ids:
-                return error(400, "Either text or input_ids should be provided")
-            order = Order(
-                ids=ids,
-                content=msgspec.json.encode(ids),
-                seed=params.sampling_seed,
-                temperature=params.temperature,
-                top_p=params.top_p,
-                max_tokens=params.max_new_tokens,
-                ignore_eos=params.ignore_eos,
-                stop_ids=params.stop_token_ids or [],
-                stream=body.stream,
-                shape="sglang",
-            )
-            return await self._serve(request, order, body, body.rid, arrival)
+            response = await self._generate(request, arrival)
+            arrival.status = response.status
+            return response
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         with self._arrivals.note(request.path) as arrival:
-            try:
-                body = self._chat_body(await request.read())
-            except (msgspec.DecodeError, UnicodeDecodeError) as e:
-                return error(400, f"invalid request: {e}")
-            if body.stream and (body.return_token_ids or body.return_prompt_token_ids):
-                return error(400, "return_token_ids is not supported with stream=true")
-            if not body.messages and body.input_ids is None:
-                return error(400, "messages must not be empty")
-            kwargs = body.chat_template_kwargs or {}
-            order = Order(
-                messages=_parsed_history(body.messages),
-                tools=body.tools if body.tool_choice != "none" else None,
-                thinking=kwargs.get("thinking") is not False,
-                ids=body.input_ids,
-                content=msgspec.json.encode((body.messages, body.tools, kwargs)),
-                seed=body.sampling_seed if body.sampling_seed is not None else body.seed,
-                temperature=1.0 if body.temperature is None else body.temperature,
-                top_p=1.0 if body.top_p is None else body.top_p,
-                max_tokens=body.max_completion_tokens or body.max_tokens,
-                ignore_eos=body.ignore_eos,
-                stop_ids=body.stop_token_ids or [],
-                stream=body.stream,
-                shape="sglang",
-            )
-            return await self._serve(request, order, body, body.rid, arrival)
+            response = await self._chat(request, arrival)
+            arrival.status = response.status
+            return response
+
+    async def _generate(self, request: web.Request, arrival: Arrival) -> web.StreamResponse:
+        try:
+            body = self._generate_body(await request.read())
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            return error(400, f"invalid request: {e}")
+        params = body.sampling_params
+        ids = body.input_ids
+        if ids is None and body.text is not None and self.desk.renderer is not None:
+            ids = self.desk.renderer.tokenizer.encode_special(body.text)
+        if not ids:
+            return error(400, "Either text or input_ids should be provided")
+        order = Order(
+            ids=ids,
+            content=msgspec.json.encode(ids),
+            seed=params.sampling_seed,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            max_tokens=params.max_new_tokens,
+            ignore_eos=params.ignore_eos,
+            stop_ids=params.stop_token_ids or [],
+            stream=body.stream,
+            shape="sglang",
+        )
+        return await self._serve(request, order, body, body.rid, arrival)
+
+    async def _chat(self, request: web.Request, arrival: Arrival) -> web.StreamResponse:
+        try:
+            body = self._chat_body(await request.read())
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            return error(400, f"invalid request: {e}")
+        if body.stream and (body.return_token_ids or body.return_prompt_token_ids):
+            return error(400, "return_token_ids is not supported with stream=true")
+        if not body.messages and body.input_ids is None:
+            return error(400, "messages must not be empty")
+        kwargs = body.chat_template_kwargs or {}
+        order = Order(
+            messages=_parsed_history(body.messages),
+            tools=body.tools if body.tool_choice != "none" else None,
+            thinking=kwargs.get("thinking") is not False,
+            ids=body.input_ids,
+            content=msgspec.json.encode((body.messages, body.tools, kwargs)),
+            seed=body.sampling_seed if body.sampling_seed is not None else body.seed,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            ignore_eos=body.ignore_eos,
+            stop_ids=body.stop_token_ids or [],
+            stream=body.stream,
+            shape="sglang",
+        )
+        return await self._serve(request, order, body, body.rid, arrival)
 
     async def _serve(
         self,
@@ -152,7 +162,7 @@ class SGLangApi:
             return error(501, "the recording holds text without token ids")
         hits = desk.plan.draw(order.content, "sglang")
         if hits.answer is not None:
-            return await self._answer(request, hits, arrival)
+            return await self._answer(request, hits)
         try:
             gen = desk.prepare(order, hits, rid or desk.new_id(""))
         except RenderError as e:
@@ -178,7 +188,6 @@ class SGLangApi:
             data = dumps(self._whole(gen, body))
             if "truncated_body" in hits:
                 data = data[: len(data) * 2 // 3]
-            arrival.status = 200
             return web.Response(body=data, content_type=_JSON)
         except (asyncio.CancelledError, ConnectionError):
             arrival.left = desk.now()
@@ -187,9 +196,11 @@ class SGLangApi:
         finally:
             self.running.pop(gen.id, None)
 
-    async def _answer(self, request: web.Request, hits: Hits, arrival: Arrival) -> web.Response:
+    async def _answer(self, request: web.Request, hits: Hits) -> web.Response:
         """A fault that answers instead of a generation."""
         name = hits.answer or ""
+        if name == "capacity":
+            name = "rate_limited"
         if name in ("reset", "hang"):
             if name == "hang":
                 await asyncio.sleep(hits.number("hang", 600))
@@ -202,7 +213,6 @@ class SGLangApi:
             failed = {"error": {"message": "scheduler failed", "code": 500}}
             return web.Response(body=dumps(failed), content_type=_JSON)
         code, headers, _ = status_answer(name, hits, "sglang", self.desk.now())
-        arrival.status = code
         body = {"object": "error", "message": name.replace("_", " "), "code": code}
         return web.Response(status=code, headers=headers, body=dumps(body), content_type=_JSON)
 

@@ -25,6 +25,7 @@ from tests.core.embedded.serving import (
     reply,
     serving,
     sse,
+    until,
 )
 
 COVERED: set[str] = set()
@@ -78,6 +79,24 @@ async def test_retry_after_forms(tmp_path: Path) -> None:
         assert 9 < date - time.time() < 13
         assert values[2:] == [None, "3", None]
         assert (await post(client)).status == 200
+
+
+@uses("capacity")
+async def test_capacity_answers_what_comes_on_top(tmp_path: Path) -> None:
+    extra = ["--tokens-per-s", "50", "--ttft-s", "30"]
+    async with serving(tmp_path, faults="capacity=2@Alder", extra=extra) as client:
+        open_ones = [await post(client, stream=True) for _ in range(2)]
+        refused = await post(client, stream=True)
+        assert (refused.status, refused.headers.get("Retry-After")) == (429, None)
+        assert (await refused.json())["error"]["metadata"]["provider_name"] == "Alder"
+        other = await post(client, stream=True, provider={"only": ["birch"]})
+        assert other.status == 200
+        open_ones[0].close()
+
+        async def admitted() -> bool:
+            return (await post(client, stream=True)).status == 200
+
+        await until(admitted)
 
 
 @uses("html_error", "html_body")

@@ -167,7 +167,7 @@ async def wait_for_bill(client: Any) -> dict[str, Any]:
 async def test_a_cancelled_request_is_billed_as_its_provider_does(
     tmp_path: Path, provider: str, stream: bool, stops: bool
 ) -> None:
-    text = " word" * 40 + "</think>Done."
+    text = " word" * 18 + "</think>Done."
     total = len(ids_of(text))
     slow = ["--tokens-per-s", "60"]
     async with serving(tmp_path, text, extra=slow) as client:

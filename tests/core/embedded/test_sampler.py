@@ -126,6 +126,25 @@ def test_thread_reports_the_same_samples(model: Llama) -> None:
     assert sampler.load() == (0, 0)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_failing_forward_ends_every_sequence(model: Llama) -> None:
+    ended: list[Sampled] = []
+    told = threading.Event()
+
+    def notify(moved: list[Sampled]) -> None:
+        ended.extend(moved)
+        told.set()
+
+    sampler = Sampler(model, notify, slots=2)
+    outside = Sampled(Ask([5, 10_000]))
+    sampler.submit(outside)
+    assert told.wait(30)
+    sampler.close()
+    assert [s.finish for s in ended] == ["abort"]
+    with pytest.raises(RuntimeError, match="ended"):
+        sampler.submit(Sampled(Ask([1])))
+
+
 def test_uniforms_are_uniform_and_repeatable() -> None:
     keys = np.arange(20_000, dtype=np.uint64)
     draws = uniforms(keys, np.zeros(20_000, dtype=np.uint64))
