@@ -8,7 +8,6 @@ import traceback
 from importlib.metadata import version as installed_version
 from typing import Annotated
 
-import click
 import typer
 
 from core.commands import looks, runs, tools
@@ -37,15 +36,13 @@ def main(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     try:
         code = app([a for a in arguments if a != "--debug"], standalone_mode=False)
-    except click.exceptions.Exit as e:
-        return e.exit_code
-    except click.ClickException as e:
-        return _say(e.format_message(), EXIT_USAGE)
+    except typer.exceptions.TyperException as e:
+        return _say(getattr(e, "format_message", e.__str__)(), EXIT_USAGE)
     except EyasError as e:
         if debug:
             traceback.print_exc()
         return _say(str(e), e.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return _say("interrupted; a run that was started goes on (eyas list, eyas halt RUN)", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has had enough

@@ -14,7 +14,7 @@ from core.pipeline.live_probe import prepare_live
 from core.pipeline.setting import DEMO_CONFIG
 from core.pipeline.stages import Markers
 from core.pipeline.summary import read_eval, summarise
-from core.store import RunDir, Status, find_run, list_runs, observed_status
+from core.store import RunDir, find_run, list_runs, observed_status
 
 
 @app.command()
@@ -26,22 +26,19 @@ def attach(run: RunName, read_only: Annotated[bool, typer.Option("--read-only")]
 @app.command()
 def watch(run: RunName, plain: Plain = False) -> int:
     """Follow a run without being able to touch it."""
-    lines = plain or not has_terminal()
-    return console(str(find_run(run).path), "--read-only", *["--plain"] * lines)
+    found = str(find_run(run).path)
+    if plain or not has_terminal():
+        return console("watch", found)
+    return console(found, "--read-only")
 
 
 @app.command("list")
 def list_(as_json: AsJson = False) -> int:
     """All runs in ./runs (or $EYAS_RUNS), newest first."""
-    runs = list_runs()
-    for found in runs:
-        status = observed_status(found)
-        if as_json:
-            emit(_with_path(found, status))
-        else:
-            typer.echo(f"{found.run_id:<24} {status.state:<9} {headline(status)}")
-    if not runs and not as_json:
-        typer.echo("no runs here; `eyas demo` makes one")
+    if not as_json:
+        return console("list")
+    for found in list_runs():
+        emit(_with_path(found))
     return EXIT_DONE
 
 
@@ -49,31 +46,15 @@ def list_(as_json: AsJson = False) -> int:
 def status(run: RunName, as_json: AsJson = False) -> int:
     """The headline numbers of one run."""
     found = find_run(run)
-    seen = observed_status(found)
-    if as_json:
-        emit(_with_path(found, seen))
-        return EXIT_DONE
-    typer.echo(f"{found.run_id}  {seen.state}{f' ({seen.reason})' if seen.reason else ''}")
-    typer.echo(headline(seen))
+    if not as_json:
+        return console("status", str(found.path))
+    emit(_with_path(found))
     return EXIT_DONE
 
 
-def _with_path(run: RunDir, status: Status) -> dict[str, object]:
+def _with_path(run: RunDir) -> dict[str, object]:
+    status = observed_status(run)
     return {**msgspec.structs.asdict(status), "path": str(run.path.resolve())}
-
-
-def headline(status: Status) -> str:
-    """The numbers of a listing in one line."""
-    words = [
-        f"{status.done}/{status.prompts} prompts",
-        f"{status.in_flight} in flight",
-        f"${status.spent_usd:.4f} of ${status.budget_usd:.2f}",
-    ]
-    if status.stage:
-        words.append(f"{status.stage} {status.stage_done}/{status.stage_total}")
-    if status.acceptance_length is not None:
-        words.append(f"acceptance {status.acceptance_length:.2f}")
-    return "  ".join(words)
 
 
 @app.command()
@@ -94,8 +75,8 @@ def probe(
         if code := follow(start, detach=False, plain=True):
             return code
         run = str(start.run.path)
-    options = ["--probe", sample] if sample else ["--probe"]
-    return console(str(find_run(run).path), *options, *(["--against", against] if against else []))
+    words = [str(find_run(run).path), *([sample] if sample else [])]
+    return console("probe", *words, *(["--against", against] if against else []))
 
 
 @app.command()
@@ -115,7 +96,7 @@ def audit(
     if as_json:
         emit(_stored_json(found.audit, f"eyas stage audit --run {found.path}"))
         return EXIT_DONE
-    return console(str(found.path), "--show", "audit")
+    return console("audit", str(found.path))
 
 
 @app.command()
@@ -126,17 +107,10 @@ def report(
 ) -> int:
     """What was made, spent and rejected, and what the drafter gains."""
     found = find_run(run)
+    if not as_json:
+        return console("report", str(found.path), *(["--html", str(html)] if html else []))
     config = found.load_config()
-    summary = summarise(found, config, Markers(found, config).done)
-    if html is not None:
-        from core.pipeline.page import write_page  # HTML is rarely wanted
-
-        write_page(html, found, summary)
-        typer.echo(str(html))
-    elif as_json:
-        emit(summary.data)
-    else:
-        typer.echo("\n".join(summary.lines))
+    emit(summarise(found, config, Markers(found, config).done).data)
     return EXIT_DONE
 
 
