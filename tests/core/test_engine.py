@@ -70,7 +70,10 @@ def test_a_run_from_launch_to_done_and_again(gateway: Gateway, tmp_path: Path) -
     assert books.spent_usd > 0
     assert len(list(read_samples(run))) == 8
     view = load_view(run)
-    assert {n: s.status for n, s in view.stages.items()} == {"generate": "done", "reconstruct": "done"}
+    assert {n: s.status for n, s in view.stages.items()} == {
+        "generate": "done",
+        "reconstruct": "done",
+    }
     assert view.summary is not None and view.summary.data["samples"] == 8
     assert view.stats is not None
     assert view.stats.spent_usd == pytest.approx(books.spent_usd, abs=1e-9)
@@ -133,7 +136,9 @@ def test_halt_from_every_side_then_resume(gateway: Gateway, tmp_path: Path, halt
     assert books.outcomes.total() == 32 and books.uncertain == 0
 
 
-async def test_consoles_come_and_go_and_drain_ends_the_run(gateway: Gateway, tmp_path: Path) -> None:
+async def test_consoles_come_and_go_and_drain_ends_the_run(
+    gateway: Gateway, tmp_path: Path
+) -> None:
     run = new_run(run_config(gateway, limit=24), tmp_path, "drained")
     engine = await asyncio.to_thread(Engine, run)
     await asyncio.to_thread(engine.until_replies, 2)
@@ -150,9 +155,7 @@ async def test_consoles_come_and_go_and_drain_ends_the_run(gateway: Gateway, tmp
     refused = await viewer.command("halt")
     assert not refused["ok"] and "not for role viewer" in refused["error"]
     assert engine.alive
-    done = await asyncio.to_thread(
-        eyas, "drain", str(run.path), "--reason", "enough", cwd=tmp_path
-    )
+    done = await asyncio.to_thread(eyas, "drain", str(run.path), "--reason", "enough", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "drained: draining\n")
     assert await asyncio.to_thread(engine.wait) == 3
     await listening
@@ -180,7 +183,9 @@ def test_a_second_engine_of_a_run_is_refused(gateway: Gateway, tmp_path: Path) -
 
 
 def test_a_start_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\nnot json\n')
+    (tmp_path / "bad.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "a"}]}\nnot json\n'
+    )
     toml = tmp_path / "bad.toml"
     toml.write_text('[[dataset]]\nname = "d"\npath = "bad.jsonl"\n[run]\nmin_free_disk_bytes = 1\n')
     done = eyas("run", str(toml), "--detach", cwd=tmp_path)

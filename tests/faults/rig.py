@@ -68,7 +68,12 @@ def run_config(gateway: Gateway, limit: int = 24, **sections: dict[str, Any]) ->
     raw: dict[str, Any] = {
         "run": {"min_free_disk_bytes": 1, "stages": ["generate", "reconstruct"], "seed": 3},
         "dataset": [
-            {"name": "calls", "kind": "embedded", "limit": limit, "families": ["discount", "weather"]},
+            {
+                "name": "calls",
+                "kind": "embedded",
+                "limit": limit,
+                "families": ["discount", "weather"],
+            },
             {
                 "name": "local",
                 "kind": "embedded",
@@ -189,7 +194,11 @@ def check(run: RunDir, bill: dict[str, Any], earlier: frozenset[str] = frozenset
         else:
             certain += line.cost_usd
             if generation in billed:
-                assert abs(billed[generation] - line.cost_usd) < 1e-9, (key, line, billed[generation])
+                assert abs(billed[generation] - line.cost_usd) < 1e-9, (
+                    key,
+                    line,
+                    billed[generation],
+                )
     named = {g for key, g in known.items() if closed[key].kind != "uncertain"}
     unseen = {g: usd for g, usd in billed.items() if g not in named}
     assert len(unseen) <= len(uncertain), "a billed generation has no line in the books"
