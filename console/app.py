@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rich.console import RenderableType
+from textual._compositor import ChopsUpdate
 from textual.app import App, SystemCommand
 from textual.binding import BindingType
 from textual.driver import Driver
@@ -24,6 +26,7 @@ from console.screens.modal import HelpScreen, SummaryScreen
 from console.session import Session
 from console.steering import Steering
 from console.summary import summary_lines
+from console.update import ExactUpdate
 from console.widgets.lines import Lines
 from core.config import Console as ConsoleConfig
 from core.store import RunDir
@@ -36,7 +39,7 @@ MAX_BACKLOG = (
 class ConsoleApp(Steering, App[int], inherit_bindings=False):
     """`run` None: the list of runs first."""
 
-    CSS_PATH = "app.tcss"
+    CSS_PATH = Path(__file__).parent / "app.tcss"
     TITLE = "eyas"
     COMMAND_PALETTE_BINDING = "ctrl+p"
     BINDINGS: ClassVar[list[BindingType]] = list(actions.bindings())
@@ -124,7 +127,7 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
             screen.paint()
 
     def _offer_summary(self, session: Session) -> None:
-        """The last page opens by itself, once, when it arrives while the board is in view."""
+        """The last page opens by itself, once, when it arrives while somebody watches."""
         event = session.state.view.summary
         if (
             event is None
@@ -132,10 +135,15 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
             or not isinstance(self.screen, BoardScreen)
         ):
             return
-        first_look = self._summary_seen == 0 and session.state.link in ("ended", "files")
         self._summary_seen = event.seq
-        if not first_look:
+        if event.seq > session.state.attached_seq:
             self.action_summary()
+
+    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
+        """Textual's one way to the terminal; see console.update."""
+        if isinstance(renderable, ChopsUpdate):
+            renderable = ExactUpdate.of(renderable)
+        super()._display(screen, renderable)
 
     def _refresh_themes(self) -> None:
         for screen in self.screen_stack:
@@ -215,8 +223,8 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
         if isinstance(screen, ListScreen) and screen.close_filter():
             return
         if isinstance(screen, BoardScreen):
-            if screen.maximized is not None:
-                screen.zoom()
+            if screen.has_class("-zoom"):
+                screen.unzoom()
             elif self.first_run is None:
                 await self._close_run()
                 await self.pop_screen()

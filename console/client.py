@@ -9,6 +9,7 @@ format: see core.control.
 import asyncio
 import contextlib
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -45,7 +46,10 @@ _answer = msgspec.json.Decoder(_Answer).decode
 
 def client_name() -> str:
     """Who asks, for the journal: user and terminal."""
-    user = os.environ.get("USER") or os.environ.get("LOGNAME") or str(os.getuid())
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a uid without a name, as in containers
+        user = str(os.getuid())
     return f"{user}/console-{os.getpid()}"
 
 

@@ -99,6 +99,7 @@ class ConsoleState:
         self.frozen = False
         self.refresh_hz = 2.0
         self.consoles = 0
+        self.attached_seq = 0  # what came later, came while this console watched
         self.states: list[
             LogLine
         ] = []  # state changes and stage ends, which the core view folds away
@@ -107,6 +108,7 @@ class ConsoleState:
 
     def load(self, view: vw.RunView, now: float) -> None:
         """A snapshot replaces the view; histories stay."""
+        self.attached_seq = self.attached_seq or view.seq
         self.view = view
         self.received_at = now
         self.crashed = False

@@ -5,26 +5,23 @@ gains.
 from typing import Any
 
 from console import format as f
-from console.sanitize import clean, wrap
-from console.widgets.line import Line, line
+from console.sanitize import wrap
+from console.widgets.line import Line, Part, cells, line
 from core.events import Evaluated, Summary
 
 
 def summary_lines(event: Summary, evaluated: Evaluated | None, width: int) -> list[Line]:
     """Headline figures first, then the engine's own sentences."""
     out: list[Line] = []
-    figures = headline(event.data, evaluated)
-    if figures:
-        out.append(
-            line(
-                *[
-                    part
-                    for name, value in figures
-                    for part in ((f"{value} ", "bold"), (f"{name}   ", "dim"))
-                ]
-            )
-        )
-        out.append(line(" "))
+    row: list[Part] = []
+    for name, value in headline(event.data, evaluated):
+        figure: list[Part] = [(f"{value} ", "bold"), (f"{name}   ", "dim")]
+        if row and cells(line(*row, *figure)) > width:
+            out.append(line(*row))
+            row = []
+        row += figure
+    if row:
+        out += [line(*row), line(" ")]
     for text in event.lines:
         for n, part in enumerate(wrap(text, width - 2)):
             out.append(line(("• " if n == 0 else "  ", "ok"), part))
@@ -32,23 +29,25 @@ def summary_lines(event: Summary, evaluated: Evaluated | None, width: int) -> li
 
 
 def headline(data: dict[str, Any], evaluated: Evaluated | None) -> list[tuple[str, str]]:
-    """(name, value) of the figures that are there: never a guess."""
-
-    def find(section: str, key: str) -> float | None:
-        part = data.get(section)
-        value = part.get(key) if isinstance(part, dict) else None
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
+    """(name, value) of the figures that are there, under the keys of core.pipeline.summary."""
     figures: list[tuple[str, str]] = []
-    if (kept := find("made", "kept")) is not None:
-        figures.append(("samples kept", f.count(kept)))
-    if (spent := find("cost", "spent_usd")) is not None:
+    kept, samples = _number(data.get("kept_samples")), _number(data.get("samples"))
+    if kept is not None and samples is not None:
+        figures.append(("samples kept", f"{f.count(kept)} of {f.count(samples)}"))
+    if (spent := _number(data.get("spent_usd"))) is not None:
         figures.append(("spent", f.usd(spent)))
-    if (rate := find("exactness", "rate")) is not None:
-        figures.append(("exact", f.percent(rate, 2)))
-    length = find("drafter", "acceptance_length")
+    verdicts = data.get("verdicts")
+    if isinstance(verdicts, dict) and samples:
+        exact = _number(verdicts.get("exact")) or 0
+        figures.append(("with the server's ids", f.percent(exact / samples, 1)))
+    drafter = data.get("drafter")
+    length = _number(drafter.get("acceptance_length")) if isinstance(drafter, dict) else None
     if length is None and evaluated is not None:
         length = evaluated.acceptance_length
     if length is not None:
         figures.append(("tokens per forward", f"{length:.2f}"))
-    return [(clean(name), value) for name, value in figures]
+    return figures
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

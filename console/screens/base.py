@@ -28,6 +28,7 @@ class BaseScreen(Screen[None], inherit_bindings=True):
     def __init__(self, session: Session | None) -> None:
         super().__init__()
         self.session = session
+        self._composed = False
 
     @property
     def console(self) -> "ConsoleApp":
@@ -45,6 +46,7 @@ class BaseScreen(Screen[None], inherit_bindings=True):
         yield Widget()
 
     def on_mount(self) -> None:
+        self._composed = True
         self.set_class(self.console.ascii_only, "-ascii")
         self.call_after_refresh(self.paint)
 
@@ -56,8 +58,10 @@ class BaseScreen(Screen[None], inherit_bindings=True):
 
     def paint(self) -> None:
         """Bring what is on the screen up to the state; cheap when nothing changed."""
-        if not self.is_mounted or not self.is_attached:
-            return
+        if not (
+            self._composed and self.is_attached and self.query("#top") and self.query("#footer")
+        ):
+            return  # before the first layout, or while the screen is taken down
         self.paint_edges()
         if not (self.session and self.session.state.frozen):
             self.paint_body()

@@ -104,40 +104,36 @@ class BoardScreen(BaseScreen):
     # ── actions ──────────────────────────────────────────────────────────────────────────────
 
     def show_pane(self, number: int) -> None:
-        """Focus a pane; one that the present layout hides is shown on the whole screen, as is the
-        focused one.
-        """
-        name = PANES[number - 1][0]
-        pane = self.query_one(f"#{name}", Lines)
-        hidden = not pane.display or not pane.region.area
-        if self.maximized is not None and self.maximized is not pane:
-            self.minimize()
-            hidden = False
-            self.call_after_refresh(self._focus_shown, pane)
-        if hidden or pane.has_focus:
+        """Focus a pane; one that is hidden now, or focused already, fills the screen."""
+        pane = self.query_one(f"#{PANES[number - 1][0]}", Lines)
+        if self.has_class("-zoom"):
+            self.unzoom()
+            self.call_after_refresh(self._show, pane)
+        else:
+            self._show(pane, again=pane.has_focus)
+
+    def _show(self, pane: Lines, again: bool = False) -> None:
+        if again or not pane.display:
             self.zoom(pane)
         pane.focus()
         self.call_after_refresh(self.paint)
 
-    def _focus_shown(self, pane: Lines) -> None:
-        if not pane.region.area:
-            self.zoom(pane)
-        pane.focus()
-        self.paint()
-
     def zoom(self, pane: Lines | None = None) -> None:
-        """The focused pane on the whole screen, or back to the grid."""
-        if self.maximized is not None:
-            self.minimize()
-            for name in GRID:
-                self.query_one(f"#{name}", Lines).remove_class("-zoomed")
-        else:
-            target = pane or (self.focused if isinstance(self.focused, Lines) else None)
-            if target is None:
-                self.notify("focus a pane first: tab or 1 to 7", markup=False)
-                return
-            target.add_class("-zoomed")
-            self.maximize(target, container=False)
+        """The focused pane fills the middle; edges and banner stay. Again: back to the grid."""
+        if self.has_class("-zoom"):
+            self.unzoom()
+            return
+        target = pane or (self.focused if isinstance(self.focused, Lines) else None)
+        if target is None:
+            self.notify("focus a pane first: tab or 1 to 7", markup=False)
+            return
+        target.add_class("-zoomed")
+        self.add_class("-zoom")
+        self.call_after_refresh(self.paint)
+
+    def unzoom(self) -> None:
+        self.remove_class("-zoom")
+        self.query(".-zoomed").remove_class("-zoomed")
         self.call_after_refresh(self.paint)
 
     def on_lines_chosen(self, message: Lines.Chosen) -> None:

@@ -2,6 +2,7 @@
 never before.
 """
 
+import itertools
 import math
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from textual_plot import PlotWidget
 
 REPAINT_S = 1.0
+LINES = ("#56B4E9", "#E69F00", "#CC79A7", "#F0E442", "#E8743B", "#9AA5B1", "#0072B2")
 
 
 class ChartScreen(BaseScreen):
@@ -82,16 +84,20 @@ class ChartScreen(BaseScreen):
         self._draw(self.query_one("#plot"))
 
     def _draw(self, plot: "PlotWidget | Any") -> None:
+        from textual_plot import HiResMode
+
         assert self.session is not None
         state = self.session.state
+        mode = (
+            None if self.console.ascii_only else HiResMode.QUADRANT
+        )  # fonts that lack Braille are common
         plot.clear()
         if self.accuracy:
-            for ring in state.series.accuracy:
+            for ring, style in zip(state.series.accuracy, itertools.cycle(LINES), strict=False):
                 if ring:
-                    plot.plot(x=list(range(len(ring))), y=list(ring))
+                    plot.plot(list(range(len(ring))), list(ring), style, mode)
             return
         points = state.view.train_history
-        step = max(1, len(points) // max(1, 2 * self.size.width))
-        points = points[::step]
+        points = points[:: max(1, len(points) // max(1, 2 * self.size.width))]
         ys = [math.log10(max(loss, 1e-9)) if self.log_scale else loss for _, loss in points]
-        plot.plot(x=[float(x) for x, _ in points], y=ys)
+        plot.plot([float(x) for x, _ in points], ys, LINES[0], mode)

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from textual import on, work
@@ -14,8 +15,9 @@ from console.sanitize import clean
 from console.screens.base import BaseScreen
 from console.screens.modal import TextScreen
 from console.widgets import work_panes
-from console.widgets.line import Column, Line, Part, fit, line, table
+from console.widgets.line import Column, Lazy, Line, Part, Table, fit, line
 from console.widgets.lines import Lines
+from core.events import ErrorRow
 from core.store import RunDir, Status, list_runs, observed_status
 
 
@@ -69,7 +71,11 @@ class ListScreen(BaseScreen):
         except re.error:
             return pattern.lower() in text.lower()
 
-    def show(self, header: Line | None, lines: list[Line], width: int) -> None:
+    @property
+    def filtering(self) -> bool:
+        return bool(self.query_one("#filter", Input).value)
+
+    def show(self, header: Line | None, lines: Sequence[Line], width: int) -> None:
         self.rows.set_lines(lines or [fit(line((self.empty, "dim")), width)], header)
 
 
@@ -117,8 +123,8 @@ class RunsScreen(ListScreen):
             (run, s) for run, s in self.found if self.matches(f"{run.run_id} {s.state} {s.stage}")
         ]
         self.shown = [run for run, _ in kept]
-        header, lines = table(RUNS, [self._row(s, self.console.wall()) for _, s in kept], width)
-        self.show(header, lines, width)
+        made, now = Table(RUNS, width), self.console.wall()
+        self.show(made.header, Lazy(kept, lambda item: made.row(self._row(item[1], now))), width)
 
     def _row(self, s: Status, now: float) -> list[Part]:
         mark = status.mark(status.RUN, s.state)
@@ -164,7 +170,7 @@ class LogScreen(ListScreen):
         ]
         at_end = self.rows.cursor >= len(self.texts) - 1
         self.texts = [e.text for e in entries]
-        self.show(None, [work_panes.log_line(e, width) for e in entries], width)
+        self.show(None, Lazy(entries, lambda e: work_panes.log_line(e, width)), width)
         if at_end and entries:
             self.rows.go(len(entries) - 1)
 
@@ -200,18 +206,17 @@ class ErrorsScreen(ListScreen):
             stats.errors if stats else [], key=lambda e: (-e.count, e.provider, e.error_class)
         )
         self.found = [e for e in found if self.matches(f"{e.error_class} {e.provider} {e.example}")]
-        rows: list[list[Part]] = [
-            [
-                (f.count(e.count), "warn"),
-                (e.error_class, "bold"),
-                e.provider,
-                (f.clock(e.last_ts), "dim"),
-                (e.example, "dim"),
-            ]
-            for e in self.found
+        made = Table(ERRORS, width)
+        self.show(made.header, Lazy(self.found, lambda e: made.row(self._row(e))), width)
+
+    def _row(self, e: ErrorRow) -> list[Part]:
+        return [
+            (f.count(e.count), "warn"),
+            (e.error_class, "bold"),
+            e.provider,
+            (f.clock(e.last_ts), "dim"),
+            (e.example[:200], "dim"),
         ]
-        header, lines = table(ERRORS, rows, width)
-        self.show(header, lines, width)
 
     def on_lines_chosen(self, message: Lines.Chosen) -> None:
         if 0 <= message.index < len(self.found):

@@ -13,7 +13,7 @@ from textual.widgets import Button, Input, Label
 
 from console.actions import ACTIONS
 from console.sanitize import cell, clean, wrap
-from console.widgets.line import Line, fit, line
+from console.widgets.line import Line, line
 from console.widgets.lines import Lines
 
 
@@ -124,9 +124,9 @@ class HelpScreen(PageScreen):
             off = self._read_only and action.mutates
             style = "dim" if off else "ok"
             text = "not in a read-only console" if off else action.help
-            out.append(
-                fit(line((f"  {cell(keys, 14)} ", style), (text, "dim" if off else "text")), width)
-            )
+            for n, part in enumerate(wrap(text, width - 17)):
+                lead = cell(keys, 14) if n == 0 else " " * 14
+                out.append(line((f"  {lead} ", style), (part, "dim" if off else "text")))
         out += [
             line(" "),
             line(("The run lives in its own process. Leaving the console never stops it.", "dim")),

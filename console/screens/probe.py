@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.widgets import Input
 
 from console import actions, probe, status
 from console import format as f
@@ -17,7 +18,7 @@ from console.screens.lists import ListScreen
 from console.session import Session
 from console.widgets import tokens as tk
 from console.widgets.evidence import evidence
-from console.widgets.line import Column, Line, Part, fit, line, table
+from console.widgets.line import Column, Lazy, Line, Part, Table, fit, line
 from console.widgets.lines import Lines
 from core.errors import EyasError
 
@@ -49,6 +50,7 @@ class ProbeScreen(ListScreen):
         self.found: list[probe.Row] = []
         self.shown: list[probe.Row] = []
         self.worst_first = False
+        self._chosen_by: tuple[Any, ...] = ()
 
     def on_mount(self) -> None:
         super().on_mount()
@@ -72,19 +74,21 @@ class ProbeScreen(ListScreen):
 
     def paint_body(self) -> None:
         width, _ = self.rows.room
-        kept = [
-            r
-            for r in self.found
-            if self.matches(
-                " ".join((r.verdict, r.sample_id, r.dataset, r.arm, r.provider, r.error_class))
-            )
-        ]
+        key = (id(self.found), self.query_one("#filter", Input).value, self.worst_first)
+        if key != self._chosen_by:
+            self._chosen_by, self.shown = key, self._choose()
+        made = Table(COLUMNS, width)
+        self.show(made.header, Lazy(self.shown, lambda r: made.row(self._row(r))), width)
+
+    def _choose(self) -> list[probe.Row]:
+        """The rows to list; only looked for again when something changed."""
+        kept = self.found
+        if self.filtering:
+            kept = [r for r in kept if self.matches(" ".join(map(str, r[:8])))]
         if self.worst_first:
             order = {name: n for n, name in enumerate(reversed(list(status.VERDICT)))}
-            kept.sort(key=lambda r: order.get(r.verdict, 0))
-        self.shown = kept
-        header, lines = table(COLUMNS, [self._row(r) for r in kept], width)
-        self.show(header, lines, width)
+            kept = sorted(kept, key=lambda r: order.get(r.verdict, 0))
+        return kept
 
     def _row(self, r: probe.Row) -> list[Part]:
         mark = status.mark(status.VERDICT, r.verdict)

@@ -5,8 +5,8 @@ Spans hold one style each, so a line that keeps its styles costs little more tha
 link.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 from console import sanitize
 
@@ -17,6 +17,7 @@ class Span(NamedTuple):
 
 
 Line = tuple[Span, ...]
+T = TypeVar("T")
 Part = str | Span | tuple[str, str]
 
 
@@ -81,40 +82,66 @@ class Column(NamedTuple):
     grow: int = 0
 
 
-def table(
-    columns: Sequence[Column], rows: Iterable[Sequence[Part]], width: int, gap: int = 2
-) -> tuple[Line, list[Line]]:
-    """Header and lines of a fixed-width table. Cell texts are treated as hostile."""
-    keep = list(range(len(columns)))
+class Table:
+    """A fixed-width table: columns are chosen once, rows are laid out one by one. Texts of cells
+    are treated as hostile.
+    """
 
-    def used() -> int:
-        return sum(columns[i].width for i in keep) + gap * (len(keep) - 1)
+    def __init__(self, columns: Sequence[Column], width: int, gap: int = 2) -> None:
+        self.width, self._gap, self._columns = width, gap, columns
+        keep = list(range(len(columns)))
 
-    while used() > width and any(columns[i].rank for i in keep):
-        worst = max(columns[i].rank for i in keep)
-        keep.remove(max(i for i in keep if columns[i].rank == worst))
-    spare = max(0, width - used())
-    growers = [i for i in keep if columns[i].grow]
-    widths = {i: columns[i].width for i in keep}
-    for n, i in enumerate(growers):
-        share = spare // len(growers) + (1 if n < spare % len(growers) else 0)
-        widths[i] += min(share, columns[i].grow)
+        def used() -> int:
+            return sum(columns[i].width for i in keep) + gap * (len(keep) - 1)
 
-    def build(cells_of: Sequence[Part], default: str) -> Line:
+        while used() > width and any(columns[i].rank for i in keep):
+            worst = max(columns[i].rank for i in keep)
+            keep.remove(max(i for i in keep if columns[i].rank == worst))
+        spare = max(0, width - used())
+        growers = [i for i in keep if columns[i].grow]
+        self._widths = {i: columns[i].width for i in keep}
+        for n, i in enumerate(growers):
+            share = spare // len(growers) + (1 if n < spare % len(growers) else 0)
+            self._widths[i] += min(share, columns[i].grow)
+        self.header = self._build([c.title for c in columns], "dim")
+
+    def row(self, cells_of: Sequence[Part]) -> Line:
+        return self._build(cells_of, "text")
+
+    def _build(self, cells_of: Sequence[Part], default: str) -> Line:
         spans: list[Span] = []
-        for n, i in enumerate(keep):
+        last = next(reversed(self._widths))
+        for i, width in self._widths.items():
             part = cells_of[i]
             text, style = (part, default) if isinstance(part, str) else (part[0], part[1])
-            text = sanitize.cell(text, widths[i], columns[i].align)
-            text = text if n == len(keep) - 1 else text + " " * gap
+            text = sanitize.cell(text, width, self._columns[i].align)
+            text = text if i == last else text + " " * self._gap
             if spans and spans[-1].style == style:
                 spans[-1] = Span(spans[-1].text + text, style)
             else:
                 spans.append(Span(text, style))
-        return fit(tuple(spans), width)
+        return fit(tuple(spans), self.width)
 
-    header = build([c.title for c in columns], "dim")
-    return header, [build(row, "text") for row in rows]
+
+def table(
+    columns: Sequence[Column], rows: Iterable[Sequence[Part]], width: int
+) -> tuple[Line, list[Line]]:
+    """Header and lines of a table that is short enough to be built whole."""
+    made = Table(columns, width)
+    return made.header, [made.row(row) for row in rows]
+
+
+class Lazy(Sequence[Line], Generic[T]):
+    """Lines that are built when they are looked at: a list of 83,000 costs what is in view."""
+
+    def __init__(self, items: Sequence[T], build: Callable[[T], Line]) -> None:
+        self._items, self._build = items, build
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Line:  # type: ignore[override]  # never sliced
+        return self._build(self._items[index])
 
 
 def changed_cells(old: Line, new: Line) -> list[tuple[int, int]]:

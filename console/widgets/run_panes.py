@@ -103,7 +103,7 @@ PROVIDERS = (
     Column("tok/s", 6, ">", 3),
     Column("$/min", 8, ">", 2),
     Column("spent", 8, ">", 6),
-    Column("state", 12, "<", 0),
+    Column("state", 12, "<", 0, grow=10),
 )
 
 

@@ -1,9 +1,9 @@
 """Token ids for eyes: chips for special tokens, glyphs for what cannot be seen, an aligned
 difference of two lists.
 
-Pure functions over ids and a decoder. A token is always shown on its own, so bytes of a split
-character appear as `‹E2 9C›`. The sign column carries the meaning of a difference (`=` `≠` `−`
-`+`); colour repeats it.
+Pure functions over ids and a decoder. In a difference every token stands alone, so the bytes of a
+split character appear as `‹E2 9C›`; the flow joins them again. The sign column carries the meaning
+of a difference (`=` `≠` `−` `+`); colour repeats it.
 """
 
 from collections.abc import Sequence
@@ -137,38 +137,82 @@ def flow(
         lines.append(fit(tuple(row), cells))
         row, used = [], 0
 
-    for index, token in enumerate(tokens):
-        if index == prompt_len and row:
+    for shade, (start, end) in enumerate(groups(tokens, prompt_len)):
+        if start == prompt_len and row:
             end_row()
-        text = shown(token, options)
-        style = _style(token, index, prompt_len)
-        if token.kind != "text":
+        first, raw = tokens[start], b"".join(t.raw for t in tokens[start:end])
+        text = shown(first._replace(raw=raw), options)
+        chip = first.kind != "text"
+        if chip:
             text = f" {text} "
         if options.ids:
-            text += f"{token.id} " if token.kind != "text" else f" {token.id} "
+            ids = "+".join(str(t.id) for t in tokens[start:end])
+            text += f"{ids} " if chip else f" {ids} "
         text = cut(text, cells)
-        if used + width(text) + (token.kind != "text") > cells:
+        beside = chip and bool(row) and row[-1].style.startswith("chip")
+        if used + beside + width(text) > cells:
             end_row()
-        if row and token.kind != "text" and row[-1].style.startswith("chip"):
+            beside = False
+        if beside:
             row.append(Span(" "))  # two chips side by side stay two
-            used += 1
-        row.append(Span(text, style))
-        used += width(text)
-        if token.kind == "text" and b"\n" in token.raw:
+        row.append(Span(text, _style(first, shade, start >= prompt_len)))
+        used += beside + width(text)
+        if not chip and b"\n" in raw:
             end_row()
     if row:
         end_row()
     return lines
 
 
-def _style(token: Token, index: int, prompt_len: int) -> str:
-    trained = index >= prompt_len
+def groups(tokens: Sequence[Token], prompt_len: int) -> list[tuple[int, int]]:
+    """Ranges of tokens that make whole characters: one token mostly, several where a character is
+    split among them. A range never crosses from prompt to completion.
+    """
+    out: list[tuple[int, int]] = []
+    start = 0
+    while start < len(tokens):
+        end = start + 1
+        raw = tokens[start].raw
+        while (
+            tokens[start].kind == "text"
+            and _unfinished(raw)
+            and end < min(len(tokens), start + 4)
+            and end != prompt_len
+            and tokens[end].kind == "text"
+        ):
+            raw += tokens[end].raw
+            end += 1
+        if end > start + 1 and not _whole(raw):
+            end = start + 1  # what follows does not complete it: broken bytes stay what they are
+        out.append((start, end))
+        start = end
+    return out
+
+
+def _whole(raw: bytes) -> bool:
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _unfinished(raw: bytes) -> bool:
+    """Ends inside a character that more bytes could complete."""
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError as e:
+        return e.end == len(raw) and e.reason == "unexpected end of data"
+    return False
+
+
+def _style(token: Token, shade: int, trained: bool) -> str:
     if token.kind == "unknown":
         return "chip-bad"
     if token.kind == "special":
         return "chip" if trained else "chip-dim"
-    shade = "even" if index % 2 == 0 else "odd"
-    return shade if trained else f"{shade}-dim"
+    name = "even" if shade % 2 == 0 else "odd"
+    return name if trained else f"{name}-dim"
 
 
 # ── difference ──────────────────────────────────────────────────────────────────────────────

@@ -166,6 +166,20 @@ def _acceptance(state: ConsoleState, width: int) -> list[Line]:
     return [between(left, line((note.strip(), "dim")), width)]
 
 
+AUDIT = (
+    Column("dataset", 12, "<", 0, grow=16),
+    Column("provider", 10, "<", 1),
+    Column("arm", 8, "<", 2),
+    Column("n", 6, ">", 0),
+    Column("calls", 6, ">", 0),
+    Column("ref", 6, ">", 0),
+    Column("p", 8, ">", 0),
+    Column("schema", 6, ">", 3),
+    Column("args", 6, ">", 3),
+    Column("decision", 10, "<", 0),
+)
+
+
 def quality(state: ConsoleState, width: int, height: int) -> list[Line]:
     """Verdicts first, then what the audit says, then why replies were lost."""
     s, view = state.view.stats, state.view
@@ -186,6 +200,9 @@ def quality(state: ConsoleState, width: int, height: int) -> list[Line]:
     if height - len(rows) >= 2:
         rows.append(_audit_line(state, width))
     rows += _errors(state, width, height - len(rows))
+    if view.audit is not None and view.audit.rows and height - len(rows) >= 4:
+        header, lines = table(AUDIT, [audit_row(row) for row in view.audit.rows], width)
+        rows += [line(" "), header, *lines]
     return rows[:height]
 
 
@@ -279,7 +296,7 @@ def log_line(entry: LogLine, width: int) -> Line:
     source = "" if width < 60 else cell(entry.source, 11) + " "
     return fit(
         line(
-            (f.clock(entry.ts)[: 8 if width >= 36 else 5] + " ", "dim"),
+            (f.clock(entry.ts)[: 8 if width >= 44 else 5] + " ", "dim"),
             (f"{mark.glyph} ", mark.style),
             (source, "dim"),
             (clean(entry.text), text_style),
@@ -291,20 +308,6 @@ def log_line(entry: LogLine, width: int) -> Line:
 def log(state: ConsoleState, width: int, height: int) -> list[Line]:
     lines = state.log_lines()[-height:]
     return [log_line(entry, width) for entry in lines] or waiting("nothing logged yet", width)
-
-
-AUDIT = (
-    Column("dataset", 12, "<", 0, grow=16),
-    Column("provider", 10, "<", 1),
-    Column("arm", 8, "<", 2),
-    Column("n", 6, ">", 0),
-    Column("calls", 6, ">", 0),
-    Column("ref", 6, ">", 0),
-    Column("p", 8, ">", 0),
-    Column("schema", 6, ">", 3),
-    Column("args", 6, ">", 3),
-    Column("decision", 10, "<", 0),
-)
 
 
 def audit_row(row: AuditRow) -> tuple[str | tuple[str, str], ...]:

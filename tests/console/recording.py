@@ -96,7 +96,7 @@ def _generate(emit: _Stamp, share: float) -> None:
         emit(at_s, stats(tick, done, rng))
         if tick % 8 == 0:
             emit(at_s, ev.StageProgress(stage="generate", done=done, total=PROMPTS))
-            emit(at_s, _outcome(tick // 8))
+            emit(at_s, outcome(tick // 8))
         if tick == 12:
             for provider in ("kestrel", "harrier", "local"):
                 emit(
@@ -299,7 +299,7 @@ def _errors(tick: int) -> list[ev.ErrorRow]:
     ]
 
 
-def _outcome(n: int) -> ev.Outcome:
+def outcome(n: int) -> ev.Outcome:
     kinds = (
         ("ok", "exact", None),
         ("ok", "consistent", None),
@@ -494,23 +494,20 @@ def _end(emit: _Stamp) -> None:
     emit(190, ev.StageStarted(stage="export", total=2))
     emit(192, ev.StageFinished(stage="export", seconds=2.0, summary={"sglang": "ok", "vllm": "ok"}))
     lines = [
-        "204 prompts answered: 194 samples kept, 8 rejected, 1 failed",
-        "cost $0.4345 of $10.00; the gateway's bill says $0.4345",
-        "190 of 190 rebuilt samples carry the true token ids (99.81% canonical)",
-        "drafter: 2.87 tokens per target forward with 3 draft tokens (untrained 1.01)",
-        "greedy output identical to the target's on 20 of 20 prompts",
-        "exported for sglang and vllm, linted and loaded back",
+        "made      195 of 204 samples kept, 18,412 of 19,584 completion tokens; prompts: 195 ok",
+        "cost      $0.4345 of $10.00, $23.601 per million kept tokens; $0.0021 of it uncertain",
+        "exact     91 exact · 97 consistent · 3 hypothesis · 1 mismatch · 8 rejected",
+        "drafter   2.87 tokens per target forward with 3 draft tokens (untrained 1.01)",
+        "exported  export/sglang · export/vllm",
     ]
     data = {
-        "made": {"prompts": 204, "kept": 194, "rejected": 8, "tokens": 57_936},
-        "cost": {"spent_usd": 0.4345, "billed_usd": 0.4345, "budget_usd": 10.0},
-        "exactness": {"exact": 92, "consistent": 98, "rate": 0.9981},
-        "drafter": {
-            "acceptance_length": 2.87,
-            "untrained": 1.01,
-            "decoded": 2.8704,
-            "lossless": "20 of 20",
-        },
+        "run_id": RUN_ID,
+        "samples": 204,
+        "kept_samples": 195,
+        "verdicts": {"exact": 91, "consistent": 97},
+        "spent_usd": 0.4345,
+        "budget_usd": 10.0,
+        "drafter": {"acceptance_length": 2.87, "untrained": 1.01, "decoded": 2.8704},
     }
     emit(192.5, ev.Summary(lines=lines, data=data))
     emit(192.6, ev.StateChanged(state="done"))

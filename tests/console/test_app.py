@@ -1,0 +1,507 @@
+"""The application under a pilot: what is on the screen, what keys do, what they must never do."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from console.screens.board import BoardScreen
+from console.screens.lists import ErrorsScreen, LogScreen, RunsScreen
+from console.screens.modal import ConfirmScreen, HelpScreen, SummaryScreen, TextScreen
+from console.screens.probe import ProbeScreen, SampleScreen
+from console.widgets.lines import Lines
+from core import events as ev
+from core.config import Console as ConsoleConfig
+from core.render.tokenizer import Tokenizer
+from tests.console import recording
+from tests.console.still import StillApp
+from tests.console.test_probe import TARGET
+from tests.console.test_sanitize import obeyed
+
+
+@asynccontextmanager
+async def opened(app: StillApp, size: tuple[int, int] = (80, 24)) -> AsyncIterator[Pilot[int]]:
+    async with app.run_test(size=size) as pilot:
+        await settle(app, pilot)
+        yield pilot
+
+
+async def settle(app: StillApp, pilot: Pilot[int]) -> None:
+    for _ in range(3):
+        await pilot.pause()
+        app.paint()
+    await pilot.pause()
+
+
+async def until(pilot: Pilot[int], condition: Callable[[], bool], what: str) -> None:
+    for _ in range(400):
+        if condition():
+            return
+        await pilot.pause(0.01)
+    raise AssertionError(f"never: {what}")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)])
+async def test_the_board_shows_what_matters_at_every_size(size: tuple[int, int]) -> None:
+    app = StillApp("generate")
+    async with opened(app, size):
+        text = app.shown()
+        wanted = [
+            "● RUNNING",
+            "$0.2535/$10.00",
+            "HALT armed",
+            "● generate",
+            "48 / 64",
+            "119 / 204",
+            "kestrel",
+            "◐ wait 4 s",
+            "▲ paused",
+            "admitted 110 of 118",
+            "rate_limited",
+            "2 keep, 1 filter",
+            "F12 HALT",
+            "q detach",
+            "no GPU on this host",
+        ]
+        for part in wanted:
+            assert part in text, part
+        assert len(text.split("\n")) == size[1]
+        assert not obeyed(text.replace("\n", ""))
+
+
+async def test_training_takes_the_room_of_generation_at_80x24() -> None:
+    app = StillApp("train")
+    async with opened(app):
+        text = app.shown()
+        assert "5 Training" in text
+        assert "loss 1.358" in text
+        assert "accuracy 1▇84%" in text
+        assert "2 Providers" not in text
+
+
+async def test_below_80x24_there_is_a_short_form() -> None:
+    app = StillApp("generate")
+    async with opened(app, (60, 14)) as pilot:
+        assert "short form" in app.shown()
+        assert "48 / 64" in app.shown()
+        await pilot.press("f12")
+        assert app.still.asked == ["halt"]
+
+
+FOCUS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "pane": ("2",),
+    "list": ("e",),
+    "input": ("l", "slash", "a"),
+    "dialog": ("K",),
+    "help": ("question_mark",),
+}
+
+
+@pytest.mark.parametrize(
+    ("focus", "key"),
+    [*((focus, "f12") for focus in FOCUS), ("none", "ctrl+x"), ("input", "ctrl+x")],
+)
+async def test_halt_works_in_every_focus_and_asks_nothing(focus: str, key: str) -> None:
+    app = StillApp("generate")
+    async with opened(app) as pilot:
+        await pilot.press(*FOCUS[focus])
+        await pilot.pause()
+        await pilot.press(key)
+        await pilot.pause()
+        assert app.still.asked == ["halt"]
+
+
+async def test_keys_in_an_input_are_text_and_ctrl_keys_are_not(tmp_path: Path) -> None:
+    app = StillApp("generate")
+    async with opened(app) as pilot:
+        await pilot.press("l", "slash")
+        await pilot.press("q", "d", "K")
+        assert app.screen.query_one("#filter", Input).value == "qdK"
+        assert app.is_running
+        assert app.still.asked == []
+        await pilot.press("ctrl+c")
+        assert "the run keeps going" in app.said[-1]
+        await pilot.press("escape", "escape")
+        assert isinstance(app.screen, BoardScreen)
+        await pilot.press("q")
+    assert app.return_code == 0
+    assert app.still.asked == []
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+q"])
+async def test_leaving_asks_the_engine_for_nothing(key: str) -> None:
+    app = StillApp("generate")
+    async with opened(app) as pilot:
+        await pilot.press(key)
+    assert app.return_code == 0
+    assert app.still.asked == []
+
+
+async def test_a_second_halt_offers_kill_but_does_not_do_it() -> None:
+    app = StillApp("generate")
+    async with opened(app) as pilot:
+        await pilot.press("f12")
+        assert "HALT SENT" in app.shown()
+        await pilot.press("f12")
+        await pilot.pause()
+        assert isinstance(app.screen, ConfirmScreen)
+        assert app.still.asked == ["halt", "halt"]
+        await pilot.press("escape")
+        assert app.still.asked == ["halt", "halt"]
+
+
+async def test_kill_needs_the_run_id_and_cancel_is_the_default() -> None:
+    app = StillApp("generate")
+    async with opened(app) as pilot:
+        await pilot.press("K", "x", "enter")
+        await pilot.pause()
+        assert isinstance(app.screen, ConfirmScreen)
+        await pilot.press("escape")
+        assert app.still.asked == []
+        await pilot.press("K")
+        await pilot.pause()
+        app.screen.query_one("#typed", Input).value = recording.RUN_ID
+        await pilot.press("enter", "enter")
+        await until(pilot, lambda: app.still.asked == ["kill"], "kill was asked for")
+
+
+async def test_resume_is_confirmed_with_cancel_focused() -> None:
+    app = StillApp("halted")
+    async with opened(app) as pilot:
+        await pilot.press("r")
+        await pilot.pause()
+        assert isinstance(app.screen, ConfirmScreen)
+        assert app.focused is not None
+        assert app.focused.id == "keep"
+        await pilot.press("enter")
+        await pilot.pause()
+        assert app.still.asked == []
+        await pilot.press("r", "right", "enter")
+        await until(pilot, lambda: app.still.asked == ["resume"], "resume was asked for")
+
+
+async def test_drain_goes_at_once_and_resume_of_a_running_run_is_refused() -> None:
+    app = StillApp("generate")
+    async with opened(app) as pilot:
+        await pilot.press("d")
+        await until(pilot, lambda: app.still.asked == ["drain"], "drain was asked for")
+        await pilot.press("r")
+        assert "nothing to resume" in app.said[-1]
+
+
+async def test_a_read_only_console_changes_nothing() -> None:
+    app = StillApp("generate", read_only=True)
+    async with opened(app) as pilot:
+        text = app.shown()
+        assert "READ-ONLY" in text
+        assert "F12 HALT" not in text
+        assert "d drain" not in text
+        for key in ("f12", "d", "r", "X", "K"):
+            await pilot.press(key)
+            await pilot.pause()
+            assert "read-only" in app.said[-1]
+        assert app.still.asked == []
+        assert isinstance(app.screen, BoardScreen)
+
+
+async def test_after_a_halt_the_screen_keeps_working() -> None:
+    app = StillApp("halted")
+    async with opened(app, (120, 36)) as pilot:
+        text = app.shown()
+        assert "■ HALTED 12:00:52 by alice (key) · 37 cancelled, 11 received" in text
+        assert "r resume" in text
+        await pilot.press("e")
+        assert isinstance(app.screen, ErrorsScreen)
+        await pilot.press("escape", "l")
+        assert isinstance(app.screen, LogScreen)
+        assert "halt complete" in app.shown()
+
+
+async def test_panes_focus_zoom_and_come_back() -> None:
+    app = StillApp("generate")
+    async with opened(app) as pilot:
+        await pilot.press("2")
+        await settle(app, pilot)
+        assert app.focused is not None
+        assert app.focused.id == "providers"
+        assert "▸ 2 Providers" in app.shown()
+        await pilot.press("z")
+        await settle(app, pilot)
+        assert "1 Requests" not in app.shown()
+        assert "● RUNNING" in app.shown()
+        await pilot.press("escape")
+        await settle(app, pilot)
+        assert "1 Requests" in app.shown()
+        await pilot.press("5")
+        await settle(app, pilot)
+        assert "5 Training" in app.shown()
+        assert "material so far" in app.shown()
+        await pilot.press("6")
+        await settle(app, pilot)
+        assert "6 Quality" in app.shown()
+        assert "1 Requests" in app.shown()
+
+
+async def test_freeze_stops_painting_not_ingestion() -> None:
+    app = StillApp("generate")
+    async with opened(app) as pilot:
+        await pilot.press("space")
+        event = msgspec.structs.replace(app.state.view.stats, seq=10_000, in_flight=7)
+        app.state.apply(event, 100.2)
+        await settle(app, pilot)
+        assert "FROZEN" in app.shown()
+        assert "48 / 64" in app.shown()
+        await pilot.press("space")
+        await settle(app, pilot)
+        assert "7 / 64" in app.shown()
+
+
+async def test_refresh_rate_has_limits() -> None:
+    app = StillApp("generate")
+    async with opened(app) as pilot:
+        await pilot.press("plus", "plus", "plus", "plus")
+        assert app.refresh_hz == 4.0
+        await pilot.press(*["minus"] * 8)
+        assert app.refresh_hz == 0.25
+    low = StillApp("generate", config=ConsoleConfig(low_bandwidth=True))
+    async with opened(low) as pilot:
+        assert low.refresh_hz == 1.0
+        assert low.theme == "eyas-ansi"
+        await pilot.press("c")
+        assert "charts are off" in low.said[-1]
+
+
+async def test_painting_twice_marks_nothing_dirty() -> None:
+    app = StillApp("generate")
+    async with opened(app) as pilot:
+        widgets = list(app.screen.query(Lines))
+        dirty: list[str] = []
+        for widget in widgets:
+            original = widget.refresh
+
+            def note(*regions, _of=widget, _original=original, **options):
+                dirty.append(str(_of.id))
+                return _original(*regions, **options)
+
+            widget.refresh = note  # type: ignore[method-assign]
+        app.paint()
+        await pilot.pause()
+        assert dirty == []
+        app.state.apply(
+            msgspec.structs.replace(app.state.view.stats, seq=10_000, in_flight=47), 100.0
+        )
+        app.paint()
+        assert dirty == ["requests"]
+
+
+async def test_hidden_panes_do_not_paint() -> None:
+    app = StillApp("generate")
+    async with opened(app):
+        assert app.screen.query_one("#training", Lines).rows == ()
+
+
+async def test_errors_drill_down_to_a_cleaned_example() -> None:
+    app = StillApp("generate")
+    async with opened(app, (120, 36)) as pilot:
+        await pilot.press("e")
+        await settle(app, pilot)
+        assert "rate_limited" in app.shown()
+        await pilot.press("down", "enter")
+        await settle(app, pilot)
+        assert isinstance(app.screen, TextScreen)
+        text = app.shown()
+        assert "‹ESC›]0;owned‹BEL›" in text
+        assert "[red]not markup[/red]" in text
+        assert not obeyed(text.replace("\n", ""))
+
+
+async def test_an_error_flood_and_markup_everywhere_kill_nothing() -> None:
+    app = StillApp("generate")
+    flood = [
+        ev.ErrorRow(
+            provider=f"[/{i}]\x1b]0;x\x07",
+            error_class=f"[red]{i}",
+            count=i,
+            example=recording.HOSTILE,
+        )
+        for i in range(3_000)
+    ]
+    async with opened(app, (120, 36)) as pilot:
+        app.state.apply(
+            msgspec.structs.replace(app.state.view.stats, seq=10_000, errors=flood), 100.0
+        )
+        for n in range(200):
+            app.state.apply(
+                ev.Log(
+                    seq=10_001 + n,
+                    ts=1.0,
+                    level="error",
+                    message=f"[INST] {recording.HOSTILE} [/INST]",
+                ),
+                100.0,
+            )
+        app.say("[/nonsense] [red]")
+        for keys in (
+            (),
+            ("e",),
+            ("end",),
+            ("escape", "l"),
+            ("slash", "[", "("),
+            ("escape",),
+            ("escape",),
+        ):
+            await pilot.press(*keys)
+            await settle(app, pilot)
+            assert not obeyed(app.shown().replace("\n", ""))
+        assert isinstance(app.screen, BoardScreen)
+
+
+async def test_the_log_filters_with_a_regular_expression() -> None:
+    app = StillApp("halted")
+    async with opened(app, (120, 36)) as pilot:
+        await pilot.press("slash")
+        await settle(app, pilot)
+        assert isinstance(app.screen, LogScreen)
+        await pilot.press(*"canary|halted")
+        await pilot.press("enter")
+        await settle(app, pilot)
+        text = app.shown()
+        assert text.count("canary passed") == 3
+        assert "halted: halt by alice" in text
+        assert "gateway listens" not in text
+
+
+async def test_probe_opens_a_sample_with_its_difference(tmp_path: Path) -> None:
+    run = recording.write_run(tmp_path, "done", Tokenizer.load(TARGET))
+    app = StillApp("done", run)
+    async with opened(app, (120, 36)) as pilot:
+        await pilot.press("p")
+        screen = app.screen
+        assert isinstance(screen, ProbeScreen)
+        await until(pilot, lambda: len(screen.found) > 3, "the list was read")
+        await settle(app, pilot)
+        assert "≠ mismatch" in app.shown()
+        await pilot.press("down", "enter")
+        await pilot.pause()
+        sample = app.screen
+        assert isinstance(sample, SampleScreen)
+        await until(pilot, lambda: sample.opened is not None, "the sample was read")
+        await settle(app, pilot)
+        text = app.shown()
+        assert "FIRST DIVERGENCE @10: local 326" in text or "FIRST DIVERGENCE @" in text
+        assert "rebuilt" in text.split("\n")[1]
+        assert "▸  ≠" in text
+        tokens = sample.query_one("#tokens", Lines)
+        first = tokens.cursor
+        await pilot.press("n")
+        assert tokens.cursor > first
+        await pilot.press("p")
+        assert tokens.cursor == first
+        await pilot.press("f")
+        await settle(app, pilot)
+        assert "⋮" in app.shown()
+        await pilot.press("t")
+        await settle(app, pilot)
+        assert "completion · " in app.shown()
+        assert "loss mask on" in app.shown()
+        assert " tool_call_begin " in app.shown()
+        await pilot.press("escape")
+        assert app.screen is screen
+        await pilot.press("o")
+        await settle(app, pilot)
+        assert screen.shown[0].verdict == "rejected"
+
+
+async def test_help_lists_every_action_and_closes() -> None:
+    app = StillApp("generate")
+    async with opened(app, (100, 60)) as pilot:
+        await pilot.press("question_mark")
+        await settle(app, pilot)
+        assert isinstance(app.screen, HelpScreen)
+        text = app.shown()
+        for word in (
+            "F12 or ctrl+x",
+            "stop at once",
+            "Leaving the console never stops it",
+            "probe",
+            "freeze",
+        ):
+            assert word in text or word == "freeze"
+        await pilot.press("escape")
+        assert isinstance(app.screen, BoardScreen)
+
+
+async def test_the_last_page_opens_by_itself_once() -> None:
+    app = StillApp("train")
+    async with opened(app, (100, 30)) as pilot:
+        assert isinstance(app.screen, BoardScreen)
+        for event in recording.events("done"):
+            app.state.apply(event, 100.0)
+        await settle(app, pilot)
+        assert isinstance(app.screen, SummaryScreen)
+        text = app.shown()
+        assert "195 of 204" in text
+        assert "2.87 tokens per forward" in text
+        assert "untrained 1.01" in text
+        await pilot.press("escape")
+        await settle(app, pilot)
+        assert isinstance(app.screen, BoardScreen)
+        await pilot.press("s")
+        assert isinstance(app.screen, SummaryScreen)
+
+
+async def test_the_chart_is_drawn_from_the_history() -> None:
+    app = StillApp("train")
+    async with opened(app, (100, 30)) as pilot:
+        await pilot.press("c")
+        await settle(app, pilot)
+        assert "loss (log10)" in app.shown()
+        assert "step 228" in app.shown()
+        await pilot.press("a")
+        await settle(app, pilot)
+        assert "accuracy of each draft step" in app.shown()
+
+
+async def test_the_list_of_runs_opens_one(tmp_path: Path) -> None:
+    recording.write_run(tmp_path, "done")
+    app = StillApp("done", runs_folder=tmp_path)
+    app.first_run = None
+    async with opened(app, (100, 24)) as pilot:
+        screen = app.screen
+        assert isinstance(screen, RunsScreen)
+        await until(pilot, lambda: bool(screen.found), "the folder was read")
+        await settle(app, pilot)
+        assert recording.RUN_ID in app.shown()
+        assert "✓ DONE" in app.shown()
+        await pilot.press("enter")
+        await settle(app, pilot)
+        assert isinstance(app.screen, BoardScreen)
+        await pilot.press("escape")
+        await settle(app, pilot)
+        assert app.screen is screen
+
+
+async def test_ascii_mode_has_no_other_characters() -> None:
+    app = StillApp("halted", config=ConsoleConfig(ascii=True))
+    async with opened(app, (120, 36)) as pilot:
+        assert app.shown().isascii()
+        assert "HALTED" in app.shown()
+        await pilot.press("e")
+        await settle(app, pilot)
+        assert app.shown().isascii()
+
+
+@pytest.mark.parametrize("name", ["eyas-dark", "eyas-light", "eyas-ansi", "nord"])
+async def test_every_theme_draws_the_board(name: str) -> None:
+    app = StillApp("halted", config=ConsoleConfig(theme=name))
+    async with opened(app, (120, 36)):
+        assert app.theme == name
+        assert "HALTED" in app.shown()
+        strips = app.screen._compositor.render_strips()
+        styles = {str(segment.style) for strip in strips for segment in strip}
+        assert len(styles) > 5

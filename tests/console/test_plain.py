@@ -1,0 +1,162 @@
+"""Lines and tables: what pipes, CI and screen readers get. Everything is plain text, errors are one
+line.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from console.__main__ import main
+from console.plain import make_console
+from console.watch import watch
+from core import events as ev
+from core.control import ControlServer
+from core.journal import Journal
+from core.render.tokenizer import Tokenizer
+from core.store import RunDir
+from tests.console import recording
+from tests.console.test_probe import TARGET
+from tests.console.test_sanitize import obeyed
+from tests.console.test_session import until
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EYAS_RUNS", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "140")
+    recording.write_run(tmp_path, "done", Tokenizer.load(TARGET))
+    return tmp_path
+
+
+def said(capsys: Captured, *words: str, code: int = 0) -> str:
+    assert main(list(words)) == code
+    out = capsys.readouterr().out
+    assert not obeyed(out.replace("\n", ""))
+    return out
+
+
+def test_list(runs: Path, capsys: Captured) -> None:
+    out = said(capsys, "list")
+    assert recording.RUN_ID in out
+    assert "✓ DONE" in out
+    assert "204/204" in out
+
+
+def test_status(runs: Path, capsys: Captured) -> None:
+    out = said(capsys, "status", "2025")
+    first = out.split("\n")[0]
+    assert first.startswith(
+        f"{recording.RUN_ID}  DONE · ok 195 rejected 8 failed 1 · $0.4345 of $10.00"
+    )
+    assert "kestrel" in out
+    assert "▲ paused" in out
+    assert "admitted 188 of 202 (93.1%)" in out
+    assert "‹ESC›]0;owned" in out
+
+
+def test_watch_of_a_finished_run_ends_with_its_code_and_page(runs: Path, capsys: Captured) -> None:
+    out = said(capsys, "watch", "2025")
+    assert "DONE" in out.split("\n")[0]
+    assert "what this run made" in out
+    assert "195 of 204 samples kept" in out
+    assert "2.87 tokens per forward" in out
+
+
+@pytest.mark.parametrize(("phase", "code"), [("halted", 3), ("tripped", 4)])
+def test_the_exit_code_is_the_runs(
+    phase: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+) -> None:
+    monkeypatch.setenv("EYAS_RUNS", str(tmp_path))
+    recording.write_run(tmp_path, phase)
+    assert phase.upper() in said(capsys, "watch", "2025", code=code)
+
+
+def test_no_terminal_means_lines(
+    runs: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "what this run made" in said(capsys, "2025")
+    monkeypatch.setenv("TERM", "dumb")
+    assert recording.RUN_ID in said(capsys)
+    assert "\x1b" not in said(capsys, "2025", "--plain")
+
+
+def test_probe(runs: Path, capsys: Captured) -> None:
+    out = said(capsys, "probe", "2025")
+    assert "≠ mismatch" in out
+    assert "merlin" in out
+    out = said(capsys, "probe", "2025", "0001")
+    assert out.startswith("≠ mismatch")
+    assert "FIRST DIVERGENCE @" in out
+    assert "3 hunks" in out
+    assert " ≠ " in out
+    out = said(capsys, "probe", "2025", "0000", "--against", "0000")
+    assert "IDENTICAL" in out
+    out = said(capsys, "probe", "2025", "0002")
+    assert "‹ESC›" in out
+    assert "‹RLO›" in out
+
+
+def test_audit(runs: Path, capsys: Captured) -> None:
+    out = said(capsys, "audit", "2025")
+    assert "2.0e-05" in out
+    assert "tools / harrier: triggers tools far less often" in out
+    assert "name_undeclared 2" in out
+
+
+def test_report_and_its_html(runs: Path, capsys: Captured, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    out = said(capsys, "report", "2025", "--html", str(page))
+    for part in (
+        "✓ done",
+        "acceptance length 2.870",
+        "accepted by position: 1 81%",
+        "loss 7.",
+        "█",
+    ):
+        assert part in out
+    html = page.read_text(encoding="utf-8")
+    assert "acceptance length 2.870" in html
+    assert "\x1b" not in html
+    assert "<title>502" not in html
+
+
+def test_errors_are_one_line(runs: Path, capsys: Captured) -> None:
+    assert main(["status", "nothing"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("eyas: nothing: no such run in ")
+    assert err.count("\n") == 1
+    assert main(["probe", "2025", "zz"]) == 1
+    assert capsys.readouterr().err.startswith("eyas: zz: no sample of this run")
+
+
+async def test_watch_follows_a_live_engine(tmp_path: Path, capsys: Captured) -> None:
+    run = RunDir(tmp_path / "live")
+    run.path.mkdir()
+    run.manifest.write_text('{"run_id":"live"}', encoding="utf-8")
+    journal = Journal(run)
+    server = ControlServer(run, lambda request, peer: journal.view.state, lambda: journal.view)
+    await server.start()
+    journal.subscribe(server.publish)
+    journal.emit(ev.RunStarted(run_id="live", budget_usd=5.0, stages=["generate"]))
+    journal.emit(ev.StateChanged(state="running"))
+    task = asyncio.create_task(watch(run, make_console(), every_s=60))
+    await until(lambda: server.consoles == 1, "the watcher attached")
+    journal.emit(ev.Log(level="warn", message="harrier \x1b[31mwaits", stage="generate"))
+    wire = ev.Tripwire(name="leak", scope="merlin", saw="3 of 40", advice="stop merlin")
+    journal.emit(wire)
+    journal.emit(ev.StateChanged(state="tripped", reason="leak"))
+    assert await asyncio.wait_for(task, 20) == 4
+    await server.close()
+    journal.close()
+    out = capsys.readouterr().out
+    assert "RUNNING" in out.split("\n")[0]
+    assert "warn: harrier ‹ESC›[31mwaits" in out
+    assert "error: leak [merlin] 3 of 40; stop merlin" in out
+    assert "TRIPPED" in out.strip().split("\n")[-1]

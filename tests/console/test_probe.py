@@ -1,0 +1,112 @@
+"""Samples read back for the probe: the list, the twin, ids on demand, and what is shown before
+there are samples.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from console import probe
+from console.widgets.evidence import evidence
+from console.widgets.line import plain
+from core.errors import StoreError
+from core.journal import load_view
+from core.render.tokenizer import Tokenizer
+from core.schema import Rollout
+from core.store import RunDir, encode_line
+from tests.console import recording
+
+TARGET = Path(probe.__file__).resolve().parents[1] / "core" / "embedded" / "target"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return recording.write_run(tmp_path_factory.mktemp("runs"), "done", Tokenizer.load(TARGET))
+
+
+@pytest.fixture(scope="module")
+def rows(run: RunDir) -> list[probe.Row]:
+    return probe.rows_of(run, load_view(run).outcomes)
+
+
+def test_samples_come_first_then_outcomes_without_one(rows: list[probe.Row]) -> None:
+    assert [r.verdict for r in rows[:3]] == ["exact", "mismatch", "rejected"]
+    assert all(r.sample is not None for r in rows[:3])
+    assert all(r.sample is None for r in rows[3:])
+    assert len({r.prompt_id for r in rows}) == len(rows)
+
+
+def test_ids_are_read_only_when_a_sample_is_opened(run: RunDir, rows: list[probe.Row]) -> None:
+    assert rows[1].sample is not None
+    assert rows[1].sample.token_ids == []
+    opened = probe.open_sample(run, rows[1], rows)
+    assert opened.sample is not None
+    assert opened.twin is not None
+    assert opened.tokenizer is not None
+    assert opened.twin.arm == "local"
+    text = opened.tokenizer.decode(opened.sample.completion_ids)
+    assert text.startswith("Two cities, two calls.</think>\nLet me look.")
+    assert opened.sample.segments[0].kind == "reasoning"
+
+
+def test_the_twin_is_found_from_both_sides(rows: list[probe.Row]) -> None:
+    assert probe.find_twin(rows[1], rows) is rows[0]
+    assert probe.find_twin(rows[0], rows) is rows[1]
+    assert probe.find_twin(rows[2], rows) is None
+    assert probe.find_twin(rows[2], rows, against="0000") is rows[0]
+
+
+def test_the_evidence_names_what_decided(run: RunDir, rows: list[probe.Row]) -> None:
+    lines = [plain(x).strip() for x in evidence(probe.open_sample(run, rows[1], rows), 110)]
+    assert lines[0].startswith("≠ mismatch")
+    assert "billed +2" in lines[0]
+    assert "flags gap_changed" in lines[0]
+    assert "not trained on" in lines[2]
+    lines = [plain(x).strip() for x in evidence(probe.open_sample(run, rows[0], rows), 110)]
+    assert "the counts agree" in lines[0]
+    assert lines[2].endswith("trained on")
+
+
+def test_before_the_samples_the_reply_is_shown_as_received(tmp_path: Path) -> None:
+    run = recording.write_run(tmp_path, "generate")
+    rollout = Rollout(
+        prompt_id="0004aa55",
+        twin_id="t",
+        dataset="chat",
+        arm="declared",
+        attempt=1,
+        outcome="ok",
+        backend="openrouter",
+        reply_kind="json",
+        reply_raw='{"choices": []}\x1b[2J',
+    )
+    run.completions.write_bytes(encode_line(rollout))
+    listed = probe.rows_of(run, load_view(run).outcomes)
+    row = probe.find_row(listed, "0004")
+    opened = probe.open_sample(run, row, listed)
+    assert opened.sample is None
+    assert opened.raw == '{"choices": []}\x1b[2J'
+    assert "reconstruct" in opened.note
+
+
+def test_a_missing_tokenizer_is_said_not_raised(
+    run: RunDir, rows: list[probe.Row], tmp_path: Path
+) -> None:
+    copy = recording.write_run(tmp_path, "done", Tokenizer.load(TARGET))
+    text = copy.config_toml.read_text(encoding="utf-8")
+    copy.config_toml.write_text(
+        text.replace('tokenizer = ""', 'tokenizer = "/nowhere"'), encoding="utf-8"
+    )
+    opened = probe.open_sample(copy, rows[0], rows)
+    assert opened.tokenizer is None
+    assert opened.note.startswith("shown as ids: ")
+    assert opened.sample is not None
+    assert opened.sample.token_ids
+
+
+def test_names_must_be_unambiguous(rows: list[probe.Row]) -> None:
+    assert probe.find_row(rows, "0001aa55") is rows[1]
+    with pytest.raises(StoreError, match="no sample of this run"):
+        probe.find_row(rows, "zz")
+    with pytest.raises(StoreError, match="samples of this run begin like this"):
+        probe.find_row(rows, "00")
