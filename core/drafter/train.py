@@ -135,6 +135,7 @@ class Trainer:
         self.loss, self.accuracy_K, self.checkpoint_step = 0.0, [0.0] * train.ttt_steps, 0
         self.contract = _contract(config, self.lessons, vocab, draft, reader.meta.target_sha256)
         self._guard = Guard()
+        torch.manual_seed(config.run.seed)
 
     def _batches(self, epoch: int) -> list[list[int]]:
         return plan_batches(

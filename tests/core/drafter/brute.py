@@ -2,7 +2,7 @@
 and values.
 
 Reads nothing but a state dict and a config; shares no code with core. `mutate` switches on one
-well-known mistake. """
+well-known mistake."""
 
 import math
 

@@ -26,11 +26,17 @@ def tiny_llama(seed: int = 0, kv_heads: int = 2, layers: int = LAYERS) -> LlamaF
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
-            hidden_size=HIDDEN, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4,
-            num_key_value_heads=kv_heads, vocab_size=VOCAB, max_position_embeddings=256, bos_token_id=4,
+            hidden_size=HIDDEN,
+            intermediate_size=64,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=kv_heads,
+            vocab_size=VOCAB,
+            max_position_embeddings=256,
+            bos_token_id=4,
             eos_token_id=EOS,
         )
-    )  # fmt: skip
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
@@ -47,21 +53,38 @@ def tiny_drafter(
     used = torch.randperm(VOCAB, generator=generator)[:draft_vocab].sort().values
     vocab = from_used(used.tolist(), VOCAB)
     draft = DraftConfig(
-        hidden_size=HIDDEN, intermediate_size=48, num_heads=8, num_kv_heads=4, head_dim=6, rms_eps=1e-6,
-        vocab_size=VOCAB, draft_vocab_size=draft_vocab, max_position_embeddings=256, aux_layers=target.aux_layers,
+        hidden_size=HIDDEN,
+        intermediate_size=48,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=6,
+        rms_eps=1e-6,
+        vocab_size=VOCAB,
+        draft_vocab_size=draft_vocab,
+        max_position_embeddings=256,
+        aux_layers=target.aux_layers,
         rope_parameters=rope or {"rope_type": "default", "rope_theta": 10_000.0},
-        num_target_layers=target.num_layers, bos_id=4, eos_ids=[EOS],
-    )  # fmt: skip
+        num_target_layers=target.num_layers,
+        bos_id=4,
+        eos_ids=[EOS],
+    )
     d2t_D, t2d_V = torch.from_numpy(vocab.d2t_D), torch.from_numpy(vocab.t2d_V)
     return Drafter.fresh(draft, target.head(), d2t_D, t2d_V, seed)
 
 
 def sample(number: int, ids: list[int], prompt_len: int, **fields: object) -> Sample:
     defaults: dict[str, object] = {
-        "sample_id": f"s{number:04d}", "prompt_id": f"s{number:04d}", "twin_id": f"t{number:04d}",
-        "dataset": "even" if number % 2 == 0 else "odd", "arm": "local", "backend": "sglang", "provider": None,
-        "token_ids": ids, "prompt_len": prompt_len, "verdict": "exact",
-    }  # fmt: skip
+        "sample_id": f"s{number:04d}",
+        "prompt_id": f"s{number:04d}",
+        "twin_id": f"t{number:04d}",
+        "dataset": "even" if number % 2 == 0 else "odd",
+        "arm": "local",
+        "backend": "sglang",
+        "provider": None,
+        "token_ids": ids,
+        "prompt_len": prompt_len,
+        "verdict": "exact",
+    }
     return Sample(**{**defaults, **fields})  # type: ignore[arg-type]
 
 

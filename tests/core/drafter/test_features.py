@@ -31,18 +31,29 @@ from .conftest import EOS, HIDDEN, VOCAB, Recorder, sample, tiny_llama
 from .test_columns_and_masks import CASES, case
 
 META = FeatureMeta(
-    aux_layers=[1, 3, 4], aux_boundaries=[2, 4, 5], num_layers=8, hidden_size=4, dtype="float32", max_length=64,
+    aux_layers=[1, 3, 4],
+    aux_boundaries=[2, 4, 5],
+    num_layers=8,
+    hidden_size=4,
+    dtype="float32",
+    max_length=64,
     target_sha256="t",
-)  # fmt: skip
+)
 
 
 def row(name: str, length: int = 5, prompt_len: int = 2) -> FeatureRow:
     generator = torch.Generator().manual_seed(length * 100 + int(name[1:]))
     return FeatureRow(
-        sample_id=name, twin_id="t" + name, dataset="d", prompt_len=prompt_len, ids_T=torch.arange(length),
-        mask_T=torch.arange(length) >= prompt_len, states_TCH=torch.randn(length, 4, 4, generator=generator),
-        logprob_T=torch.zeros(length), top1_T=torch.full((length,), -1),
-    )  # fmt: skip
+        sample_id=name,
+        twin_id="t" + name,
+        dataset="d",
+        prompt_len=prompt_len,
+        ids_T=torch.arange(length),
+        mask_T=torch.arange(length) >= prompt_len,
+        states_TCH=torch.randn(length, 4, 4, generator=generator),
+        logprob_T=torch.zeros(length),
+        top1_T=torch.full((length,), -1),
+    )
 
 
 def shards(directory) -> dict[str, bytes]:
@@ -323,4 +334,4 @@ def test_half_precision_overflow_is_said_with_its_layer(target: Target):
     (error,) = extract.capture_rows(loud, rows, torch.float16)
     assert isinstance(error, CaptureError)
     assert "layer 3 as torch.float16" in str(error)
-    assert HIDDEN == loud.hidden_size
+    assert loud.hidden_size == HIDDEN

@@ -54,9 +54,13 @@ def make_batch(target: Target, align: str, steps: int, lengths=(11, 9), prompt=4
         supervised[:, b, :n] = supervised_KT(torch.arange(n) >= prompt, steps, align)
     states = target.capture(ids_BT)
     return Batch(
-        ids_BT=ids_BT, aux_BTX=states[:, :, :3].flatten(2), last_BTH=states[:, :, 3],
-        top1_BT=torch.full(ids_BT.shape, -1), supervised_KBT=supervised, length_B=torch.tensor(lengths),
-    )  # fmt: skip
+        ids_BT=ids_BT,
+        aux_BTX=states[:, :, :3].flatten(2),
+        last_BTH=states[:, :, 3],
+        top1_BT=torch.full(ids_BT.shape, -1),
+        supervised_KBT=supervised,
+        length_B=torch.tensor(lengths),
+    )
 
 
 @pytest.mark.parametrize("align", ["serving", "target", "legacy"])
@@ -139,9 +143,13 @@ def test_training_gradients_do_not_depend_on_batch_mates(target: Target):
     grads = []
     for rows in ([0, 1], [0], [1]):
         part = Batch(
-            both.ids_BT[rows], both.aux_BTX[rows], both.last_BTH[rows], both.top1_BT[rows],
-            both.supervised_KBT[:, rows], both.length_B[rows],
-        )  # fmt: skip
+            both.ids_BT[rows],
+            both.aux_BTX[rows],
+            both.last_BTH[rows],
+            both.top1_BT[rows],
+            both.supervised_KBT[:, rows],
+            both.length_B[rows],
+        )
         drafter.zero_grad()
         result = ttt_loss(drafter, part, teach(part, head, drafter), 0.8, "all")
         (result.loss * part.ids_BT.numel()).backward()
