@@ -104,7 +104,7 @@ class Limit:
     resists."""
 
     def __init__(
-        self, ceiling: int, error_rate: float = 0.5, start: int = 16, ramp_s: float = 10.0
+        self, ceiling: int, error_rate: float = 0.5, start: int = 64, ramp_s: float = 3.0
     ) -> None:
         self.ceiling = max(1, ceiling)
         self.in_flight = 0

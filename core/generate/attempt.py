@@ -219,7 +219,7 @@ class Attempts:
             if with_reply:
                 await self._ports.completions.append(landing.rollout, durable=landing.rollout.final)
         finally:
-            await self.books.close(landing.bill)
+            self.books.close(landing.bill)
 
 
 def _provider(lane: Lane, reply: base.Reply, bill: Bill) -> str:

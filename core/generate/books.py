@@ -8,11 +8,12 @@ and stays marked. Knows the budget, the spend file and the look-up of providers.
 import asyncio
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import msgspec
 
 from core.budget import Budget
-from core.errors import ProviderError
+from core.errors import DiskFull, ProviderError
 from core.generate.lanes import Lane
 from core.generate.ports import CLOSING, Append, RolloutHead
 from core.providers.base import Flight, LookedUp, Provider, Reply
@@ -52,6 +53,7 @@ class Books:
         self.budget = budget
         self._spend = spend
         self._delays_s = lookup_delays_s
+        self.fault: BaseException | None = None
         self._lookups = asyncio.Semaphore(LOOKUPS_AT_ONCE)
 
     async def dispatch(self, prompt: Prompt, attempt: int, lane: Lane) -> None:
@@ -73,7 +75,7 @@ class Books:
     def known(self, prompt: Prompt, attempt: int, lane: Lane, flight: Flight) -> None:
         """The generation id, as soon as it is known. Not awaited: the reply must not wait for
         it."""
-        self._spend.submit(
+        self._hand_over(
             SpendLine(
                 ts=time.time(),
                 kind="known",
@@ -105,9 +107,21 @@ class Books:
         )
         return self._settled(bill, line)
 
-    async def close(self, bill: Bill) -> None:
+    def close(self, bill: Bill) -> None:
+        """Hand over the line that closes a dispatch. Nobody waits for it: the reply's own line says
+        the same."""
         if bill.line is not None:
-            await self._spend.append(bill.line)
+            self._hand_over(bill.line)
+
+    def _hand_over(self, line: SpendLine) -> None:
+        self._spend.submit(line).add_done_callback(self._handed_over)
+
+    def _handed_over(self, done: Future[None]) -> None:
+        """In the writer's thread. A full disk has its own alarm; anything else is remembered for
+        the end of the run."""
+        error = done.exception()
+        if error is not None and not isinstance(error, DiskFull):
+            self.fault = error
 
     async def settle_open(
         self, line: SpendLine, provider: Provider | None, reply: RolloutHead | None
@@ -126,7 +140,7 @@ class Books:
             bill = _looked_up(found, Usage()) if found else Bill(kind="uncertain")
         line = msgspec.structs.replace(line, ts=time.time(), reserve_usd=0.0)
         bill = self._settled(bill, line)
-        await self.close(bill)
+        self.close(bill)
         return bill
 
     async def look_up(

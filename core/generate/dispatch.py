@@ -98,8 +98,8 @@ class Generator:
         self._ports.emit(self.stats())
         if not self._gate.is_open:
             self._ports.emit(self._halt_event(complete=True))
-        if self._crash is not None:
-            raise self._crash
+        if (fault := self._crash or self._books.fault) is not None:
+            raise fault
         return self._result(loop.time() - self._started_at)
 
     async def _prepare(self) -> None:

@@ -1,6 +1,7 @@
 """What generate needs from outside and what it gives back. Holds no behaviour."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import msgspec
@@ -18,7 +19,7 @@ class Append(Protocol):
 
     async def append(self, record: Any, durable: bool = False) -> None: ...
 
-    def submit(self, record: Any, durable: bool = False) -> Any: ...
+    def submit(self, record: Any, durable: bool = False) -> Future[None]: ...
 
 
 class RolloutHead(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from core.providers import base
-from core.providers.classify import classify_transport, parse_json
+from core.providers.classify import classify_parsed, parsed_or_none
 from core.providers.price import Price, cost_of
 from core.schema import Message, Prompt, Usage
 
@@ -76,15 +76,10 @@ def usage_of(body: dict[str, Any], price: Price) -> Usage:
     )
 
 
-def body_of(flight: base.Flight) -> dict[str, Any]:
-    """The fields that the bill needs, from a whole body or from what the stream's ends said."""
-    if flight.kind == "sse":
-        return flight.body
-    try:
-        body = parse_json(flight.raw().strip())
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
+def body_of(flight: base.Flight, raw: bytes) -> Any:
+    """A whole body parsed (None: no JSON), or the fields that the bill needs from what a stream's
+    ends said."""
+    return flight.body if flight.kind == "sse" else parsed_or_none(raw)
 
 
 def reply_of(
@@ -93,9 +88,10 @@ def reply_of(
     """Everything that is known at the attempt's end. A transport failure that was already found
     wins."""
     raw = flight.raw()
-    body = body_of(flight)
+    parsed = body_of(flight, raw)
     if failure is None and flight.status is not None and flight.kind != "sse":
-        failure = classify_transport(flight.status, flight.headers, raw, time.time())
+        failure = classify_parsed(flight.status, flight.headers, raw, parsed, time.time())
+    body: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
     generation_id = body.get("id")
     if flight.kind != "sse" and isinstance(generation_id, str):
         flight.known(generation_id)

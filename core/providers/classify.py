@@ -173,16 +173,26 @@ def classify_transport(
     status: int, headers: Mapping[str, str], body: bytes | str, wall_now: float = 0.0
 ) -> base.Failure | None:
     """A whole, non-streamed reply. None: its transport is sound and its content may be judged."""
-    text = body.strip()
+    return classify_parsed(status, headers, body, parsed_or_none(body), wall_now)
+
+
+def parsed_or_none(body: bytes | str) -> Any:
+    """White space before the JSON is a keep-alive and legal (case C34)."""
     try:
-        parsed = parse_json(text) if text else None
+        return parse_json(body.strip()) if body else None
     except ValueError:
-        parsed = None
+        return None
+
+
+def classify_parsed(
+    status: int, headers: Mapping[str, str], body: bytes | str, parsed: Any, wall_now: float
+) -> base.Failure | None:
+    """The same for a body that has been parsed already (None: it is no JSON)."""
     if status >= 400:
         return classify_error(status, headers, parsed, wall_now)
     if not isinstance(parsed, dict):
-        opening = text[:1]
-        if not text or (parsed is None and opening in ("{", b"{")):
+        text = body.strip()
+        if not text or (parsed is None and text[:1] in ("{", b"{")):
             return base.BodyTruncated(f"{len(body)} bytes and no end of the JSON")
         return base.BodyNotJson("the body is not a JSON object")
     if failure := error_in_body(parsed, headers, wall_now):
