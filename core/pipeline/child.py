@@ -47,10 +47,18 @@ def python_command(*arguments: str) -> list[str]:
 class StageChild:
     """One running stage. `run` returns its summary; `stop` asks, `kill` does not."""
 
-    def __init__(self, run: RunDir, stage: Stage, relay: Callable[[ev.Event], None]) -> None:
-        self._run = run
+    def __init__(
+        self,
+        run: RunDir,
+        stage: Stage,
+        relay: Callable[[ev.Event], None],
+        command: list[str] | None = None,
+    ) -> None:
         self._stage = stage
         self._relay = relay
+        self._command = command or python_command(
+            "core", "stage", stage.name, "--child", "--run", str(run.path)
+        )
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
         self._summary: dict[str, Any] = {}
@@ -60,9 +68,7 @@ class StageChild:
         """Raises Halted (stopped in time, with a checkpoint where the stage has one) or
         StageFailedError."""
         self._process = await asyncio.create_subprocess_exec(
-            *python_command(
-                "core", "stage", self._stage.name, "--child", "--run", str(self._run.path)
-            ),
+            *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=MAX_LINE_BYTES,

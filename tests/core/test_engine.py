@@ -1,4 +1,5 @@
-"""The engine process: started, watched, halted from every side, resumed, refused; and what it leaves behind."""
+"""The engine process: started, watched, halted from every side, resumed, refused; and what it
+leaves behind."""
 
 import asyncio
 import json

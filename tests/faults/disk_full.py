@@ -1,8 +1,8 @@
-"""Case C75 inside a mount namespace: `unshare -rm python -m tests.faults.disk_full FOLDER GATEWAY.json`.
+"""Case C75 inside a mount namespace: `unshare -rm python -m tests.faults.disk_full FOLDER
+GATEWAY.json`.
 
-A run on a file system of a few hundred kilobytes fills it with answers; then there is space again, and it resumes.
-Prints one JSON line of what was seen in between.
-"""
+A run on a file system of a few hundred kilobytes fills it with answers; then there is space again,
+and it resumes. Prints one JSON line of what was seen in between."""
 
 import json
 import subprocess

@@ -1,10 +1,10 @@
 """kill -9 at random moments, resume, again: `python -m tests.faults.kill_rounds --rounds 100`.
 
-One gateway lives through all of it, so that its bill is the truth. An engine is killed at a random moment (while it
-starts, while requests are in flight, between stages) and started again on the same run directory, until the run is
-done; then the books are checked and a new run begins, until there were enough kills. Prints one line a run and one
-in the end; the first violation is an AssertionError.
-"""
+One gateway lives through all of it, so that its bill is the truth. An engine is killed at a random
+moment (while it starts, while requests are in flight, between stages) and started again on the same
+run directory, until the run is done; then the books are checked and a new run begins, until there
+were enough kills. Prints one line a run and one in the end; the first violation is an
+AssertionError."""
 
 import argparse
 import random
@@ -23,7 +23,7 @@ def kill_at_random(engine: Engine, dice: random.Random) -> bool:
         deadline = time.monotonic() + dice.uniform(0.0, 4.0)
         while engine.alive and time.monotonic() < deadline:
             time.sleep(0.005)
-    else:  # a moment defined by progress, so that the machine's speed does not decide where it falls
+    else:  # a moment defined by progress: the machine's speed does not decide where it falls
         path = dice.choice((engine.run.completions, engine.run.spend))
         target = lines_in(path) + dice.randrange(1, 12)
         while engine.alive and lines_in(path) < target:

@@ -1,4 +1,5 @@
-"""A run against a gateway that outlives it: start both, kill the engine, compare the books with the bill."""
+"""A run against a gateway that outlives it: start both, kill the engine, compare the books with the
+bill."""
 
 import json
 import os
@@ -21,7 +22,8 @@ CLOSING = ("billed", "looked_up", "uncertain", "free")
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:
-    """Poll until true. A time-out is a failed test, not a slow one: nothing here takes a tenth of it."""
+    """Poll until true. A time-out is a failed test, not a slow one: nothing here takes a tenth of
+    it."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"timed out waiting for {what}"
@@ -160,10 +162,10 @@ class Books(NamedTuple):
 def check(run: RunDir, bill: dict[str, Any], earlier: frozenset[str] = frozenset()) -> Books:
     """Assert everything that must hold after any number of kills, once the run is done.
 
-    `earlier`: generations that the gateway had billed before this run began. Exactly one outcome a prompt; one
-    closing line a dispatch; no torn line; every generation that the run ever heard of booked at what the gateway
-    billed. A request that was killed between leaving and its first header is known to the gateway alone: it must be
-    booked as uncertain, at no less than it cost.
+    `earlier`: generations that the gateway had billed before this run began. Exactly one outcome a
+    prompt; one closing line a dispatch; no torn line; every generation that the run ever heard of
+    booked at what the gateway billed. A request that was killed between leaving and its first
+    header is known to the gateway alone: it must be booked as uncertain, at no less than it cost.
     """
     for path in (run.completions, run.spend, run.prompts, *sorted(run.journal.glob("*.jsonl"))):
         data = path.read_bytes()

@@ -1,4 +1,5 @@
-"""A disk that fills up while answers arrive: no partial line, no lost answer, a state that says why, and a resume."""
+"""A disk that fills up while answers arrive: no partial line, no lost answer, a state that says
+why, and a resume."""
 
 import json
 import subprocess

@@ -1,4 +1,5 @@
-"""Three kills at random moments, then the books: the short form of `python -m tests.faults.kill_rounds`."""
+"""Three kills at random moments, then the books: the short form of `python -m
+tests.faults.kill_rounds`."""
 
 import random
 from pathlib import Path
