@@ -20,8 +20,17 @@ from core.render.base import Renderer
 from core.store import Appender, RunDir
 from tests.core.generate.rig import Router, Run, corpus_prompts, really_judges, renderer
 
-SMALL = {"first_event_timeout_s": 1.0, "idle_timeout_s": 1.0, "total_timeout_s": 5.0}
+SMALL = {"first_event_timeout_s": 1.0, "idle_timeout_s": 1.0, "total_timeout_s": 3.0}
 STREAMED = {"openrouter": {"stream": True}}
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a back-off is has its own tests; here only what happens around it matters."""
+    monkeypatch.setattr(
+        "core.generate.landing.backoff_s", lambda failures, dice: 0.02 + dice * 0.02
+    )
+    monkeypatch.setattr("core.limit.backoff_s", lambda failures, dice: 0.02 + dice * 0.02)
 
 
 def tape(path: Path, count: int) -> Path:

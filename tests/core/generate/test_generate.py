@@ -348,3 +348,20 @@ async def test_a_provider_that_bills_more_than_its_prices_allow_is_stopped() -> 
     assert result.reason == "stopped" and "more than its prices allow" in result.detail
     assert len(router.bodies) <= 2  # the next one may leave while the first is being settled
     assert run.check_books() == pytest.approx(0.1 * len(router.bodies))
+
+
+async def test_the_faster_mode_reserves_what_answers_have_taken() -> None:
+    """After a hundred answers of six tokens far less than max_tokens is held, and the bound is
+    shown."""
+    async with serving(Router()) as router:
+        run = Run(router, prompts_of(160), max_tokens=4_000, reserve="p99", max_in_flight=4)
+        result = await run.go()
+    assert result.outcomes == {"ok": 160}
+    reserves = [x.reserve_usd for x in run.spend.lines if x.kind == "dispatch"]
+    # The line on disk holds the worst case: what a kill would have to book.
+    assert min(reserves) > 4_000 * 20e-6
+    pump = run.generator._pump
+    from core.generate.queues import Item
+
+    item, lane = Item(prompts_of(1)[0]), run.generator._lanes[0]
+    assert pump._reservation(item, lane) < 10 * 20e-6 < pump._worst(item, lane)

@@ -178,3 +178,20 @@ async def test_resume_after_a_halt_asks_only_what_is_open() -> None:
         await second.go()
     asked = [r.prompt_id for r in first.rollouts + second.rollouts]
     assert sorted(asked) == sorted(f"p{i}" for i in range(20))
+
+
+async def test_halt_with_many_in_flight_is_one_tick() -> None:
+    """Nothing that the router had not seen when `halt` returned is seen afterwards."""
+    router = Router(otherwise=streams(HEAD, then="wait"))
+    router.lookups = {"gen-9": [(200, {"total_cost": 0.0001})]}
+    async with serving(router):
+        run = Run(router, prompts_of(900), max_in_flight=300, openrouter={"stream": True})
+        task = asyncio.create_task(run.go())
+        await router.until(lambda r: r.streaming >= 200)
+        run.generator.halt("key", "")
+        left = sum(line.kind == "dispatch" for line in run.spend.lines)
+        result = await task
+    assert len(router.bodies) <= left
+    assert sum(line.kind == "dispatch" for line in run.spend.lines) <= left + 1
+    assert result.reason == "halted" and result.pending == 900
+    run.check_books()
