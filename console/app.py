@@ -19,13 +19,13 @@ from textual.screen import Screen
 
 from console import actions, theme
 from console.driver import ConsoleDriver
+from console.sanitize import clean
 from console.screens.base import BaseScreen
 from console.screens.board import BoardScreen
 from console.screens.lists import ErrorsScreen, ListScreen, LogScreen, RunsScreen
 from console.screens.modal import HelpScreen, SummaryScreen
 from console.session import Session
 from console.steering import Steering
-from console.summary import summary_lines
 from console.update import ExactUpdate
 from console.widgets.lines import Lines
 from core.config import Console as ConsoleConfig
@@ -114,6 +114,8 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
 
     def paint(self) -> None:
         """One tick: nothing is drawn while the terminal has not taken the last picture."""
+        if self._exit or not self.screen_stack:
+            return  # the timer outlives the last screen by a moment
         session = self.session
         if session is not None:
             problem = session.tick()
@@ -151,9 +153,9 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
                 widget.refresh_theme()
 
     def say(self, message: str, severity: str = "information") -> None:
-        """A toast; the text is never read as markup."""
+        """A toast; the text may quote anybody."""
         level: Any = severity
-        self.notify(message, severity=level, markup=False, timeout=6)
+        self.notify(clean(message), severity=level, markup=False, timeout=6)
 
     # ── moving about ─────────────────────────────────────────────────────────────────────────
 
@@ -209,10 +211,7 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
         if state is None or state.view.summary is None:
             self.say("the summary comes at the end of the run")
             return
-        width = min(self.size.width, 92) - 6
-        self.push_screen(
-            SummaryScreen(summary_lines(state.view.summary, state.view.evaluated, width))
-        )
+        self.push_screen(SummaryScreen(state.view.summary, state.view.evaluated))
 
     def action_help(self) -> None:
         extra = self.screen.extra_keys if isinstance(self.screen, BaseScreen) else ()

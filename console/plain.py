@@ -226,7 +226,7 @@ def print_summary(out: Console, state: ConsoleState) -> None:
     for name, value in headline(event.data, state.view.evaluated):
         out.print(Text(f"  {value} {name}"))
     for part in event.lines:
-        out.print(Text(f"  - {clean(part)}"))
+        out.print(Text(f"  {clean(part)}"))
 
 
 # ── probe, audit, report ────────────────────────────────────────────────────────────────────

@@ -5,9 +5,11 @@ gains.
 from typing import Any
 
 from console import format as f
-from console.sanitize import wrap
+from console.sanitize import cell, wrap
 from console.widgets.line import Line, Part, cells, line
 from core.events import Evaluated, Summary
+
+LABEL = 10
 
 
 def summary_lines(event: Summary, evaluated: Evaluated | None, width: int) -> list[Line]:
@@ -23,9 +25,16 @@ def summary_lines(event: Summary, evaluated: Evaluated | None, width: int) -> li
     if row:
         out += [line(*row), line(" ")]
     for text in event.lines:
-        for n, part in enumerate(wrap(text, width - 2)):
-            out.append(line(("• " if n == 0 else "  ", "ok"), part))
+        label, said = labelled(text)
+        for n, part in enumerate(wrap(said, width - LABEL)):
+            out.append(line((cell(label if n == 0 else "", LABEL), "dim"), part))
     return out
+
+
+def labelled(text: str) -> tuple[str, str]:
+    """`made      195 of 204` as its word and the rest; a sentence has no word."""
+    word, gap, rest = text.partition("  ")
+    return (word, rest.strip()) if gap and len(word) < LABEL else ("", text)
 
 
 def headline(data: dict[str, Any], evaluated: Evaluated | None) -> list[tuple[str, str]]:

@@ -11,7 +11,6 @@ from textual.widgets import Input
 
 from console import format as f
 from console import status
-from console.sanitize import clean
 from console.screens.base import BaseScreen
 from console.screens.modal import TextScreen
 from console.widgets import work_panes
@@ -224,7 +223,7 @@ class ErrorsScreen(ListScreen):
             intro = (
                 f"{f.count(e.count)} times, last at {f.clock(e.last_ts)}. One of them, as received:"
             )
-            title = f"{clean(e.error_class)} · {clean(e.provider)}"
+            title = f"{e.error_class} · {e.provider}"
             self.app.push_screen(
                 TextScreen(title, [intro, "", *(e.example or "(no body kept)").split("\n")])
             )

@@ -8,13 +8,16 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label
 
 from console.actions import ACTIONS
 from console.sanitize import cell, clean, wrap
+from console.summary import summary_lines
 from console.widgets.line import Line, line
 from console.widgets.lines import Lines
+from core.events import Evaluated, Summary
 
 
 class Dialog(ModalScreen[bool]):
@@ -46,10 +49,10 @@ class ConfirmScreen(Dialog):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as box:
-            box.border_title = clean(self._title)
+            box.border_title = Content(clean(self._title))
             yield Label("\n".join(wrap(self._question, 56)), markup=False, id="question")
             if self._typed:
-                yield Input(placeholder=f"type {clean(self._typed)}", id="typed")
+                yield Input(placeholder="the run id", id="typed")
             with Horizontal(id="buttons"):
                 yield Button(self._keep, id="keep", flat=True)
                 yield Button(self._verb, id="act", disabled=bool(self._typed), flat=True)
@@ -82,7 +85,7 @@ class PageScreen(Dialog):
 
     def compose(self) -> ComposeResult:
         page = Lines("page").add_class("pane", "-scroll")
-        page.border_title = self.title_text
+        page.border_title = Content(clean(self.title_text))
         page.border_subtitle = "esc closes"
         yield page
 
@@ -139,19 +142,19 @@ class SummaryScreen(PageScreen):
 
     title_text = "✓ What this run made"
 
-    def __init__(self, content: list[Line]) -> None:
+    def __init__(self, event: Summary, evaluated: Evaluated | None) -> None:
         super().__init__()
-        self._content = content
+        self._event, self._evaluated = event, evaluated
 
     def lines(self, width: int) -> list[Line]:
-        return self._content
+        return summary_lines(self._event, self._evaluated, width)
 
 
 class TextScreen(PageScreen):
     """A longer text, already cleaned and wrapped by its caller."""
 
     def __init__(self, title: str, content: list[str]) -> None:
-        self.title_text = clean(title)
+        self.title_text = title
         super().__init__()
         self._content = content
 

@@ -599,3 +599,60 @@ def write_run(folder: Path, upto: str = "done", tokenizer: "Encoder | None" = No
     if tokenizer is not None:
         write_samples(run, sample_pairs(tokenizer))
     return run
+
+
+class Letters:
+    """A tokenizer for pictures: words, single bytes and Kimi's marker names, the same for ever."""
+
+    words = (
+        " two",
+        "Two",
+        " cities",
+        " calls",
+        "Let",
+        " me",
+        " look",
+        "functions",
+        ".weather",
+        "city",
+        "\n\n",
+        "Ulm",
+        "Bonn",
+        ' "',
+    )
+    markers = (
+        "<|im_end|>",
+        "<|im_user|>",
+        "<|im_assistant|>",
+        "<|im_middle|>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "<think>",
+        "</think>",
+    )
+    vocab_size = 256 + len(words) + len(markers)
+
+    def encode_special(self, text: str) -> list[int]:
+        pieces = (*self.words, *self.markers)
+        longest_first = sorted(range(len(pieces)), key=lambda i: -len(pieces[i]))
+        ids: list[int] = []
+        while text:
+            found = next((i for i in longest_first if text.startswith(pieces[i])), None)
+            if found is None:
+                ids.extend(text[0].encode("utf-8", "surrogatepass"))
+                text = text[1:]
+            else:
+                ids.append(256 + found)
+                text = text[len(pieces[found]) :]
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id < 256:
+            return bytes([token_id])
+        return (*self.words, *self.markers)[token_id - 256].encode()
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id >= 256 + len(self.words)

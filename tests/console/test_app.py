@@ -350,6 +350,8 @@ async def test_an_error_flood_and_markup_everywhere_kill_nothing() -> None:
             (),
             ("e",),
             ("end",),
+            ("enter",),
+            ("escape",),
             ("escape", "l"),
             ("slash", "[", "("),
             ("escape",),
