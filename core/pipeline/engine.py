@@ -33,13 +33,14 @@ from core.errors import (
 from core.gpu import HostSampler
 from core.journal import Journal
 from core.pipeline.child import StageChild
-from core.pipeline.generating import GenerateStage, Halt
+from core.pipeline.generating import GenerateStage
 from core.pipeline.heartbeat import status_of
 from core.pipeline.setting import read_prompts, renderer_of, write_prompts
 from core.pipeline.stages import BY_NAME, Markers, Stage, clear_outputs, selected, stage_named
 from core.pipeline.summary import summarise
+from core.pipeline.watch import Halt, Watch
 from core.schema import Prompt
-from core.store import Reserve, RunDir, make_manifest, write_manifest, write_status
+from core.store import Reserve, RunDir, Status, make_manifest, write_manifest, write_status
 
 HALT_POLL_S = 0.1
 HEARTBEAT_S = 1.0
@@ -121,16 +122,19 @@ class Engine:
             renderer = await asyncio.to_thread(renderer_of, self.config)
             self._announce(len(prompts))
             self.sampler.start()
-            self._background = [
-                asyncio.create_task(self._watch_halt_file()),
-                asyncio.create_task(self._heartbeat()),
-            ]
+            self._watch = Watch(
+                self.run, self.config, renderer, self.journal.emit, self._asked_to_halt
+            )
+            for work in (self._watch_halt_file(), self._heartbeat()):
+                self._background.append(task := asyncio.create_task(work))
+                task.add_done_callback(self._background_ended)
             self._generate = GenerateStage(
                 self.run,
                 self.config,
                 prompts,
                 renderer,
-                self.journal.emit,
+                self._watch,
+                self._relay,
                 self.reserve,
                 self._asked_to_halt,
             )
@@ -160,7 +164,7 @@ class Engine:
             )
         )
         self._state("starting")
-        self._write_status()
+        self._write_status(self._status())
         self.options.announce(
             {
                 "run_id": self.run.run_id,
@@ -235,9 +239,13 @@ class Engine:
         if stage is BY_NAME["generate"]:
             self.work = self._generate
             return await self._generate.perform()
-        child = StageChild(self.run, stage, self.journal.emit)
+        child = StageChild(self.run, stage, self._relay)
         self.work = ChildStage(child)
         return await child.run()
+
+    def _relay(self, event: ev.Event) -> None:
+        self.journal.emit(event)
+        self._watch.event(event)
 
     def halt(self, source: str, by: str, reason: str = "", error: EyasError | None = None) -> None:
         """Stop now. The first call counts; what runs closes its gate before this returns."""
@@ -308,33 +316,33 @@ class Engine:
     async def _watch_halt_file(self) -> None:
         while self.stopping is None:
             if self.run.halt_file.exists():
-                text = await asyncio.to_thread(_first_line, self.run.halt_file)
-                self.halt("file", "HALT", text)
+                self.halt("file", "HALT", _first_line(self.run.halt_file))
             await asyncio.sleep(HALT_POLL_S)
 
     async def _heartbeat(self) -> None:
         while True:
             if (host := self.sampler.sample()) is not None:
                 self.journal.emit(host)
-                self._check_disk(host)
-            await asyncio.to_thread(self._write_status)
+                self._watch.disk(host, self.journal.view.stats)
+            if self.journal.full:
+                self.halt("disk_full", "", "no space left; free some, then resume")
+            await asyncio.to_thread(self._write_status, self._status())
             await asyncio.sleep(HEARTBEAT_S)
 
-    def _check_disk(self, host: ev.Host) -> None:
-        if self.journal.full:
-            self.halt("disk", "", "no space left; free some, then resume")
-        elif host.disk_total_bytes and host.disk_free_bytes < self.config.run.min_free_disk_bytes:
-            free = f"{host.disk_free_bytes / 1e9:.2f} GB free"
-            self.halt("disk", "", f"{free}, below run.min_free_disk_bytes; free some, then resume")
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        """A watchman that dies of a defect of ours must not leave a run that cannot be halted."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            traceback.print_exception(error)
+            reason = f"internal error: {type(error).__name__}: {error}; see output.log"
+            self.halt("error", "", reason, EyasError(reason))
 
-    def _write_status(self) -> None:
-        status = status_of(
-            self.run.run_id,
-            self.journal.view,
-            self.started_at,
-            self.control.consoles,
-            self.exit_code,
+    def _status(self) -> Status:
+        consoles = self.control.consoles
+        return status_of(
+            self.run.run_id, self.journal.view, self.started_at, consoles, self.exit_code
         )
+
+    def _write_status(self, status: Status) -> None:
         with contextlib.suppress(OSError):  # a full disk is seen by those who must write
             write_status(self.run, status)
 
@@ -347,7 +355,7 @@ class Engine:
             self.sampler.stop()
         self._state(state, reason)
         await asyncio.to_thread(self.journal.flush)
-        self._write_status()
+        self._write_status(self._status())
         await self.control.close()
         await asyncio.to_thread(self.journal.close)
         self.reserve.release()
