@@ -137,6 +137,8 @@ class Attempts:
         reply, cut = await self._exchange(aloft)
         landed(aloft, reply, cut)
         flight = aloft.flight
+        # The reply holds it now; with thousands of streams a second copy is gigabytes.
+        flight.received.clear()
         left = flight.left_at is not None
         now = asyncio.get_running_loop().time()
         bill = await self.books.settle(aloft.item.prompt, aloft.key[1], aloft.lane, left, reply)

@@ -194,7 +194,6 @@ class Flight:
 
     __slots__ = (
         "body",
-        "chunks",
         "comments",
         "counted",
         "events",
@@ -208,6 +207,7 @@ class Flight:
         "on_generation",
         "on_left",
         "provider",
+        "received",
         "status",
     )
 
@@ -222,7 +222,7 @@ class Flight:
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self.kind: Literal["json", "sse", "none"] = "none"
-        self.chunks: list[bytes] = []
+        self.received = bytearray()
         self.events = 0
         self.comments = 0
         self.counted = 0
@@ -244,9 +244,6 @@ class Flight:
             self.generation_id = generation_id
             if self.on_generation:
                 self.on_generation(self)
-
-    def raw(self) -> bytes:
-        return b"".join(self.chunks)
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,10 +76,10 @@ def usage_of(body: dict[str, Any], price: Price) -> Usage:
     )
 
 
-def body_of(flight: base.Flight, raw: bytes) -> Any:
+def body_of(flight: base.Flight) -> Any:
     """A whole body parsed (None: no JSON), or the fields that the bill needs from what a stream's
     ends said."""
-    return flight.body if flight.kind == "sse" else parsed_or_none(raw)
+    return flight.body if flight.kind == "sse" else parsed_or_none(flight.received)
 
 
 def reply_of(
@@ -87,8 +87,8 @@ def reply_of(
 ) -> base.Reply:
     """Everything that is known at the attempt's end. A transport failure that was already found
     wins."""
-    raw = flight.raw()
-    parsed = body_of(flight, raw)
+    raw = flight.received
+    parsed = body_of(flight)
     if failure is None and flight.status is not None and flight.kind != "sse":
         failure = classify_parsed(flight.status, flight.headers, raw, parsed, time.time())
     body: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
@@ -112,7 +112,7 @@ def reply_of(
     )
 
 
-def generation_id_in(raw: bytes) -> str | None:
+def generation_id_in(raw: bytes | bytearray) -> str | None:
     """The id at the start of a body that was cut off (case C34)."""
     at = raw.find(b'"id"', 0, 400)
     if at < 0:

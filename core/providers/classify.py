@@ -27,13 +27,13 @@ def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {n: v[:200] for n, v in low if n in KEPT_HEADERS or n.startswith("x-ratelimit-")}
 
 
-def parse_json(raw: bytes | str) -> Any:
+def parse_json(raw: bytes | bytearray | str) -> Any:
     """Any JSON value; raises ValueError. Lone surrogate escapes, which msgspec refuses, are kept
     (case C52)."""
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        if isinstance(raw, bytes):
+        if isinstance(raw, bytes | bytearray):
             raw = raw.decode("utf-8", "surrogateescape")
         return json.loads(raw)
 
@@ -170,13 +170,13 @@ def error_in_body(
 
 
 def classify_transport(
-    status: int, headers: Mapping[str, str], body: bytes | str, wall_now: float = 0.0
+    status: int, headers: Mapping[str, str], body: bytes | bytearray | str, wall_now: float = 0.0
 ) -> base.Failure | None:
     """A whole, non-streamed reply. None: its transport is sound and its content may be judged."""
     return classify_parsed(status, headers, body, parsed_or_none(body), wall_now)
 
 
-def parsed_or_none(body: bytes | str) -> Any:
+def parsed_or_none(body: bytes | bytearray | str) -> Any:
     """White space before the JSON is a keep-alive and legal (case C34)."""
     try:
         return parse_json(body.strip()) if body else None
@@ -185,7 +185,11 @@ def parsed_or_none(body: bytes | str) -> Any:
 
 
 def classify_parsed(
-    status: int, headers: Mapping[str, str], body: bytes | str, parsed: Any, wall_now: float
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes | bytearray | str,
+    parsed: Any,
+    wall_now: float,
 ) -> base.Failure | None:
     """The same for a body that has been parsed already (None: it is no JSON)."""
     if status >= 400:

@@ -65,7 +65,7 @@ def _transport_failure(error: BaseException, flight: base.Flight) -> base.Failur
         return base.ConnectionLost(text)
     if flight.kind == "sse":
         return base.StreamIncomplete(text)
-    if not any(flight.chunks):
+    if not flight.received:
         return base.ConnectionCut(text)
     return base.BodyTruncated(text)
 
@@ -136,7 +136,7 @@ class HttpClient:
             return
         clock = asyncio.get_running_loop().time
         async for chunk in reply.content.iter_any():
-            flight.chunks.append(chunk)
+            flight.received += chunk
             flight.last_at = clock()
 
     async def get(self, path: str, **params: str) -> tuple[int, Any]:
@@ -195,7 +195,7 @@ async def collect_events(chunks: AsyncIterator[bytes], flight: base.Flight) -> N
     last: deque[bytes] = deque(maxlen=TAIL_EVENTS)
     done = False
     async for chunk in chunks:
-        flight.chunks.append(chunk)
+        flight.received += chunk
         payloads = parser.feed(chunk)
         flight.comments = parser.comments
         if not payloads:

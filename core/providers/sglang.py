@@ -186,7 +186,7 @@ class SGLang:
 
     def _native(self, flight: base.Flight, reply: base.Reply) -> base.Reply:
         """`/generate` has its own shape: counts under `meta_info`, an abort as a finish reason."""
-        body = body_of(flight, flight.raw())
+        body = body_of(flight)
         body = body if isinstance(body, dict) else {}
         meta = body.get("meta_info")
         meta = meta if isinstance(meta, dict) else {}
