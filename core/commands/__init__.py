@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from core.commands import looks, runs, tools
-from core.commands.app import app, console
+from core.commands.common import app, console
 from core.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EyasError
 
 __all__ = ["app", "looks", "main", "runs", "tools"]

@@ -7,7 +7,17 @@ from typing import Annotated
 import msgspec
 import typer
 
-from core.commands.app import AsJson, Plain, RunName, app, argv, console, emit, follow, has_terminal
+from core.commands.common import (
+    AsJson,
+    Plain,
+    RunName,
+    app,
+    argv,
+    console,
+    emit,
+    follow,
+    has_terminal,
+)
 from core.errors import EXIT_DONE, StoreError, UsageError
 from core.pipeline import launch as lc
 from core.pipeline.live_probe import prepare_live

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from core import config as cf
-from core.commands.app import Detach, Plain, RunName, Sets, app, argv, follow
+from core.commands.common import Detach, Plain, RunName, Sets, app, argv, follow
 from core.errors import EXIT_DONE, ControlError
 from core.halting import HaltError, HaltLink, recorded_socket_path
 from core.halting import main as halt_main

@@ -1,5 +1,6 @@
 """Commands beside a run: export, lint, doctor, tokens."""
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +8,7 @@ from typing import Annotated
 import typer
 
 from core import config as cf
-from core.commands.app import AsJson, RunName, app, emit
+from core.commands.common import AsJson, RunName, app, emit
 from core.errors import EXIT_DONE, EXIT_FAILED, ExportError, UsageError
 from core.pipeline.doctor import examine
 from core.pipeline.setting import DEMO_CONFIG, tokenizer_dir
@@ -85,8 +86,9 @@ def tokens(
         raise UsageError(f"tokens {mode}: not known; use {', '.join(contract.MODES)}")
     directory = tokenizer or tokenizer_dir(cf.Config())
     try:
-        lines = file.open("rb") if file else sys.stdin.buffer
+        lines = file.open("rb") if file else contextlib.nullcontext(sys.stdin.buffer)
     except OSError as e:
-        raise UsageError(f"{file}: cannot be read ({e.strerror})") from e
-    contract.run(known, directory, lines, sys.stdout.write)
+        raise UsageError(f"{file}: cannot be read ({e.strerror}); name a JSONL file") from e
+    with lines as lines_in:
+        contract.run(known, directory, lines_in, sys.stdout.write)
     return EXIT_DONE

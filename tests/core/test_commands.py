@@ -1,0 +1,124 @@
+"""The command line in this process: one line and the right exit code for every mistake, JSON where
+it is promised."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from core import cli
+from core.config import parse
+from core.store import RunDir, Status, create_run, write_status
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.chdir(tmp_path)
+    run = create_run(parse({"run": {"min_free_disk_bytes": 1}}, "test"), tmp_path, "alpha")
+    write_status(run, Status(run_id="alpha", state="halted", prompts=9, done=4, exit_code=3))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["bogus"], 2, "No such command 'bogus'."),
+        (["run", "--bogus"], 2, "No such option: --bogus"),
+        (["run"], 2, "config.toml: cannot be read (No such file or directory)"),
+        (["run", "x.toml"], 2, "x.toml: cannot be read"),
+        (["status", "nobody"], 2, "nobody: no such run in runs"),
+        (["halt"], 2, "usage: eyas halt RUN"),
+        (["halt", "alpha", "--hard"], 2, "unknown option --hard"),
+        (["halt", "nobody"], 2, "no such run"),
+        (["halt", "alpha"], 1, "no engine of this run is alive here"),
+        (["drain", "alpha"], 1, "does not answer"),
+        (["stage", "trian", "--run", "alpha"], 2, "stage 'trian': not known"),
+        (["export", "alpha", "--to", "gguf"], 2, "--to gguf: not known"),
+        (["lint", ".", "--engine", "ollama"], 2, "--engine ollama: not known"),
+        (["tokens", "count"], 2, "tokens count: not known"),
+        (["tokens", "encode", "none.jsonl"], 2, "none.jsonl: cannot be read"),
+        (["probe", "live"], 2, "no prompt; name a JSONL file"),
+        (["audit", "alpha", "--json"], 1, "not there yet; eyas stage audit"),
+        (["demo", "--set", "run.budgt=1"], 2, "unknown key run.budgt"),
+    ],
+)
+def test_mistakes_are_one_line(
+    run: RunDir, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
+) -> None:
+    assert cli.main(words) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("eyas: ") and said.err.count("\n") == 1 and message in said.err
+
+
+def test_json_for_programs(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "alpha", "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert (one["run_id"], one["state"], one["done"], one["exit_code"]) == ("alpha", "halted", 4, 3)
+    assert one["path"] == str(run.path)
+    create_run(parse({"run": {"min_free_disk_bytes": 1}}, "test"), run.path.parent.parent, "beta")
+    assert cli.main(["list", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {r["run_id"]: r["state"] for r in rows} == {"alpha": "halted", "beta": "crashed"}
+    assert cli.main(["report", "alpha", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 0
+
+
+def test_tokens_answers_in_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = tmp_path / "in.jsonl"
+    lines.write_text('{"id": 2, "text": "hello"}\n\n{"id": 1, "text": "<|im_end|>"}\n')
+    assert cli.main(["tokens", "encode", str(lines)]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [r["id"] for r in rows] == [2, 1]
+    assert all(len(r["ids"]) > 1 for r in rows)  # no special token is recognised
+
+
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [
+        ([], []),
+        (["attach", "alpha", "--read-only"], ["alpha", "--read-only"]),
+        (["watch", "alpha"], ["watch", "alpha"]),
+        (["list"], ["list"]),
+        (["status", "alpha"], ["status", "alpha"]),
+        (["probe", "alpha", "s1", "--against", "s2"], ["probe", "alpha", "s1", "--against", "s2"]),
+        (["audit", "alpha"], ["audit", "alpha"]),
+        (["report", "alpha", "--html", "x.html"], ["report", "alpha", "--html", "x.html"]),
+    ],
+)
+def test_what_is_drawn_is_drawn_by_the_console(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, words: list[str], started: list[str]
+) -> None:
+    calls: list[list[str]] = []
+
+    def call(command: list[str]) -> int:
+        calls.append(command)
+        return 7
+
+    monkeypatch.setattr("core.commands.common.subprocess.call", call)
+    assert cli.main(words) == 7
+    (command,) = calls
+    at = command.index("console")
+    assert command[at - 1] == "-m"
+    assert [w.removeprefix("runs/") for w in command[at + 1 :]] == started
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.count(".") == 2
+
+
+def test_a_defect_of_ours_is_one_line_too(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("unforeseen")
+
+    monkeypatch.setattr("core.commands.looks.observed_status", broken)
+    assert cli.main(["status", "alpha", "--json"]) == 1
+    said = capsys.readouterr().err
+    assert said == "eyas: internal error: ValueError: unforeseen; --debug shows where\n"
+    with pytest.raises(ValueError, match="unforeseen"):
+        cli.main(["status", "alpha", "--json", "--debug"])
