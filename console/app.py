@@ -226,10 +226,10 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
                 screen.unzoom()
             elif self.first_run is None:
                 await self._close_run()
-                await self.pop_screen()
+                self.pop_screen()
             return
         if isinstance(screen, BaseScreen) and len(self.screen_stack) > 2:
-            await self.pop_screen()
+            self.pop_screen()
 
     def action_filter(self) -> None:
         if isinstance(self.screen, ListScreen):

@@ -37,6 +37,7 @@ LISTED = [
     "billed_tokens",
     "prompt_tokens_billed",
     "cost_usd",
+    "dropped",
 ]
 RAW_CHARS = 40_000
 
@@ -182,12 +183,13 @@ def _with_ids(run: RunDir, rows: Sequence[Row]) -> dict[str, Sample]:
     light = {r.sample_id: r.sample for r in rows if r.sample is not None}
     out: dict[str, Sample] = {}
     for path in sorted(run.samples.glob("*.parquet")):
-        columns = ["sample_id", "token_ids", "calls", "segments"]
+        columns = ["sample_id", "token_ids", "calls", "segments", "masked"]
         found = pq.read_table(path, columns=columns, filters=[("sample_id", "in", ids)])
         for record in found.to_pylist():
             out[record["sample_id"]] = msgspec.structs.replace(
                 light[record["sample_id"]],
                 token_ids=record["token_ids"],
+                masked=record["masked"] or [],
                 calls=msgspec.json.decode(record["calls"] or "[]", type=list[ToolCall]),
                 segments=msgspec.json.decode(record["segments"] or "[]", type=list[Segment]),
             )

@@ -15,112 +15,23 @@ MAX_MARKS = (
     2  # combining marks kept on one base character; a stack of more is an attack on the line above
 )
 
-_NAMES = {
-    "\n": "⏎",
-    "\t": "⇥",
-    "\r": "␍",
-    "\x1b": "‹ESC›",
-    "\x00": "‹NUL›",
-    "\x07": "‹BEL›",
-    "\x08": "‹BS›",
-    "\x7f": "‹DEL›",
-    "\x85": "‹NEL›",
-    "\x9b": "‹CSI›",
-    "\x9d": "‹OSC›",
-    "\xa0": "‹NBSP›",
-    "\xad": "‹SHY›",
-    "\u200b": "‹ZWSP›",
-    "\u200c": "‹ZWNJ›",
-    "\u200d": "‹ZWJ›",
-    "\u200e": "‹LRM›",
-    "\u200f": "‹RLM›",
-    "\u2028": "‹LS›",
-    "\u2029": "‹PS›",
-    "\u202a": "‹LRE›",
-    "\u202b": "‹RLE›",
-    "\u202c": "‹PDF›",
-    "\u202d": "‹LRO›",
-    "\u202e": "‹RLO›",
-    "\u2060": "‹WJ›",
-    "\u2066": "‹LRI›",
-    "\u2067": "‹RLI›",
-    "\u2068": "‹FSI›",
-    "\u2069": "‹PDI›",
-    "\ufe0e": "‹VS15›",
-    "\ufe0f": "‹VS16›",
-    "\ufeff": "‹BOM›",
-    "\ufffd": "‹U+FFFD›",
-    "\u061c": "‹ALM›",
-    "\u3000": "‹U+3000›",
+# Code point and name: what a terminal would obey, or what would be seen as nothing.
+_NAMED = """
+    0 NUL 7 BEL 8 BS 1b ESC 7f DEL 85 NEL 9b CSI 9d OSC a0 NBSP ad SHY 61c ALM 200b ZWSP 200c ZWNJ
+    200d ZWJ 200e LRM 200f RLM 2028 LS 2029 PS 202a LRE 202b RLE 202c PDF 202d LRO 202e RLO 2060 WJ
+    2066 LRI 2067 RLI 2068 FSI 2069 PDI fe0e VS15 fe0f VS16 feff BOM 3000 U+3000 fffd U+FFFD
+"""
+_PAIRS = _NAMED.split()
+_NAMES = {"\n": "⏎", "\t": "⇥", "\r": "␍"} | {
+    chr(int(code, 16)): f"‹{name}›" for code, name in zip(_PAIRS[::2], _PAIRS[1::2], strict=True)
 }
-# ␍ stands for a carriage return only because every console font that was tried has it.
 
 # Terminals disagree on the width of clusters that these build, so each is named instead of drawn.
 _CLUSTER_BUILDERS = ((0x1F1E6, 0x1F1FF), (0x1F3FB, 0x1F3FF), (0x20D0, 0x20FF), (0xFE00, 0xFE0F))
 
 _ASCII = str.maketrans(
-    {
-        "●": "*",
-        "○": "o",
-        "◐": "%",
-        "▲": "^",
-        "✓": "v",
-        "✗": "x",
-        "■": "#",
-        "◆": "+",
-        "▸": ">",
-        "▶": ">",
-        "…": "~",
-        "·": ".",
-        "—": "-",
-        "–": "-",
-        "−": "-",
-        "≠": "!",
-        "×": "x",
-        "→": ">",
-        "↓": "v",
-        "↑": "^",
-        "⏎": "$",
-        "⇥": ">",
-        "␍": "<",
-        "‹": "<",
-        "›": ">",
-        "│": "|",
-        "─": "-",
-        "┃": "|",
-        "━": "=",
-        "╸": "-",
-        "╺": "-",
-        "█": "#",
-        "▉": "#",
-        "▊": "#",
-        "▋": "#",
-        "▌": "=",
-        "▍": "=",
-        "▎": "-",
-        "▏": "-",
-        "░": ".",
-        "▒": ":",
-        "▓": "%",
-        "▁": "_",
-        "▂": "_",
-        "▃": ".",
-        "▄": ".",
-        "▅": "-",
-        "▆": "=",
-        "▇": "#",
-        "±": "~",
-        "≥": ">",
-        "≤": "<",
-        "║": "|",
-        "◇": "+",
-        "⏸": "=",
-        "≈": "~",
-        "’": "'",
-        "²": "2",
-        "°": " ",
-        "¢": "c",
-    }
+    "●○◐◇◆■▲✓✗▸▶⏸…·•–—−≠±≈≥≤×→↓↑⏎⇥␍‹›’²°¢◌⋮│┃║─━╸╺█▉▊▋▌▍▎▏░▒▓▁▂▃▄▅▆▇",
+    "*o%++#^vx>>=~.*---!~~><x>v^$><<>'2 co:|||-=--####===-.:%__..-=#",
 )
 
 

@@ -161,6 +161,13 @@ class ConsoleState:
         touched = [s for s in self.view.stages.values() if s.status != "waiting"]
         return touched[-1] if touched else None
 
+    def progress(self, stage: vw.StageView) -> tuple[int, int]:
+        """(done, total) of a stage; generate is counted by its own numbers."""
+        stats = self.view.stats
+        if stage.name == "generate" and stats is not None and stats.prompts:
+            return stats.done, stats.prompts
+        return stage.done, stage.total
+
     @property
     def training_phase(self) -> bool:
         """After generation is over the board shows training where it showed providers."""

@@ -25,12 +25,12 @@ from core.errors import EyasError
 COLUMNS = (
     Column("verdict", 14, "<", 0),
     Column("sample", 10, "<", 0, grow=14),
-    Column("dataset", 10, "<", 1, grow=14),
+    Column("dataset", 10, "<", 2, grow=14),
     Column("arm", 8, "<", 0),
     Column("provider", 10, "<", 0, grow=14),
-    Column("why", 18, "<", 3, grow=14),
+    Column("why", 15, "<", 1, grow=16),
     Column("tokens", 7, ">", 0),
-    Column("billed", 7, ">", 2),
+    Column("billed", 7, ">", 3),
     Column("cost", 8, ">", 4),
 )
 RELOAD_S = 5.0
@@ -222,13 +222,16 @@ class SampleScreen(BaseScreen):
             body.set_lines(self._flow(opened, cells))
 
     def _flow(self, opened: probe.Opened, cells: int) -> list[Line]:
-        assert opened.sample is not None
-        at = opened.sample.prompt_len
-        flowing = tk.flow(self._tokens, at, cells, self.options[False])
-        count = len(tk.flow(self._tokens[:at], at, cells, self.options[False]))
-        head = line((f"prompt · {at:,} tokens, not trained on", "dim"))
-        then = line((f"completion · {len(self._tokens) - at:,} tokens, loss mask on", "dim"))
-        return [head, *flowing[:count], line(" "), then, *flowing[count:]]
+        sample, options = opened.sample, self.options[False]
+        assert sample is not None
+        at = sample.prompt_len
+        flowing = tk.flow(self._tokens, at, cells, options, sample.loss_mask)
+        count = len(tk.flow(self._tokens[:at], at, cells, options))
+        made = f"completion · {len(self._tokens) - at:,} tokens"
+        if sample.masked:
+            made += f", {len(sample.masked):,} taken out of the loss by the audit"
+        head = line((f"prompt · {at:,} tokens, outside the loss", "dim"))
+        return [head, *flowing[:count], line(" "), line((made, "dim")), *flowing[count:]]
 
     def action_option(self, name: str) -> None:
         now = self.options[self.show_diff]

@@ -3,6 +3,7 @@ the state.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from console import format as f
 from console import status
@@ -84,35 +85,47 @@ def _age(state: ConsoleState, now: float) -> Line:
     return line((f"{f.age(age)} ago", "bar-dim"))
 
 
+class _Current(NamedTuple):
+    """The stage that works (or stood still when the run was stopped)."""
+
+    name: str
+    share: float | None
+    stopped: bool
+
+    def spans(self, bar_width: int) -> Line:
+        style = "warn" if self.stopped else "ok"
+        glyph = "■" if self.stopped else status.STAGE["running"].glyph
+        lead = Span(f"{glyph} {self.name} ", "warn" if self.stopped else "bold")
+        word = "stopped" if self.stopped else "now"
+        tail = Span((word if self.share is None else f.percent(self.share)).rjust(4))
+        return (lead, *bar(self.share, bar_width - 1, style), *line(" " if bar_width else ""), tail)
+
+
+# Gap between stages, between glyph and name, before the names of waiting stages: widest first.
+_SPACINGS = (("   ", " ", "○ "), ("  ", " ", "○ "), (" ", " ", ""), (" ", "", ""))
+
+
 def stage_strip(state: ConsoleState, width: int) -> Line:
     """All stages in order; the one that works has a progress bar."""
     stages = list(state.view.stages.values())
     if not stages:
         return fit(line((" waiting for the first stage", "dim")), width)
-    stage = state.stage
-    current = stage if stage is not None and stage.status == "running" else None
-    stopped = state.finished
-    for gap, room, waiting in (
-        ("   ", " ", "○ "),
-        ("  ", " ", "○ "),
-        (" ", " ", ""),
-        (" ", "", ""),
-    ):
-        fixed = _strip(stages, current, 0, (gap, room, waiting), stopped)
-        spare = width - cells(fixed) - 1
+    current = None
+    if state.stage is not None and state.stage.status == "running":
+        done, total = state.progress(state.stage)
+        current = _Current(state.stage.name, done / total if total else None, state.finished)
+    for spacing in _SPACINGS:
+        spare = width - cells(_strip(stages, current, 0, spacing)) - 1
         if spare >= (8 if current else 0):
-            return fit(
-                _strip(stages, current, min(spare, 24), (gap, room, waiting), stopped), width
-            )
-    return fit(_strip(stages, current, 0, (" ", "", ""), stopped), width)
+            return fit(_strip(stages, current, min(spare, 24), spacing), width)
+    return fit(_strip(stages, current, 0, _SPACINGS[-1]), width)
 
 
 def _strip(
     stages: Sequence[StageView],
-    current: StageView | None,
+    current: _Current | None,
     bar_width: int,
     spacing: tuple[str, str, str],
-    stopped: bool,
 ) -> Line:
     gap, room, waiting = spacing
     out: list[Span] = [Span(" ")]
@@ -120,24 +133,15 @@ def _strip(
         mark = status.mark(status.STAGE, stage.status)
         if len(out) > 1:
             out.append(Span(gap))
-        if stage.status == "waiting":
+        if current is not None and stage.name == current.name:
+            out.extend(current.spans(bar_width))
+        elif stage.status == "waiting":
             out.append(Span(f"{waiting}{stage.name}", "dim"))
-        elif current is not None and stage is current:
-            out.append(
-                Span(
-                    f"{'■' if stopped else mark.glyph} {stage.name} ", "warn" if stopped else "bold"
-                )
-            )
-            share = stage.done / stage.total if stage.total else 0.0
-            if bar_width:
-                out.extend((*bar(share, bar_width - 1, "warn" if stopped else "ok"), Span(" ")))
-            word = "stopped" if stopped else "now"
-            out.append(Span(f.percent(share).rjust(4) if stage.total else word.rjust(4), "text"))
         else:
-            style = mark.style if stage.status == "failed" else "ok"
-            out.append(Span(f"{mark.glyph}{room}", style))
-            out.append(Span(stage.name, "error" if stage.status == "failed" else "text"))
-    return tuple(out)
+            failed = stage.status == "failed"
+            out.append(Span(f"{mark.glyph}{room}", mark.style if failed else "ok"))
+            out.append(Span(stage.name, "error" if failed else "text"))
+    return tuple(s for s in out if s.text)
 
 
 def halt_banner(state: ConsoleState, width: int) -> list[Line]:

@@ -43,6 +43,8 @@ def reason(opened: probe.Opened) -> str:
     if sample is None:
         return clean(row.error_class)
     parts: list[str] = []
+    if sample.dropped:
+        parts.append(f"dropped by the audit: {clean(sample.dropped)}")
     if sample.error_class:
         parts.append(clean(sample.error_class))
     if sample.hypothesis:

@@ -123,10 +123,14 @@ def _glyph(char: str) -> str:
 
 
 def flow(
-    tokens: Sequence[Token], prompt_len: int, cells: int, options: Options = PLAIN
+    tokens: Sequence[Token],
+    prompt_len: int,
+    cells: int,
+    options: Options = PLAIN,
+    mask: Sequence[bool] | None = None,
 ) -> list[Line]:
-    """Wrapped text with alternating backgrounds, one shade a token; what is not trained on is dim.
-    A token that holds a line break ends its line.
+    """Wrapped text with alternating backgrounds, one shade a token. What is not trained on is dim:
+    the prompt, or what `mask` leaves out. A token that holds a line break ends its line.
     """
     lines: list[Line] = []
     row: list[Span] = []
@@ -155,7 +159,8 @@ def flow(
             beside = False
         if beside:
             row.append(Span(" "))  # two chips side by side stay two
-        row.append(Span(text, _style(first, shade, start >= prompt_len)))
+        trained = start >= prompt_len if mask is None else mask[start]
+        row.append(Span(text, _style(first, shade, trained)))
         used += beside + width(text)
         if not chip and b"\n" in raw:
             end_row()

@@ -70,12 +70,12 @@ def training(state: ConsoleState, width: int, height: int) -> list[Line]:
     view = state.view
     t = view.train
     if t is None:
-        before = "extract" if "extract" in view.stages else "generation"
-        note = (
-            "no training in this run"
-            if view.stages and "train" not in view.stages
-            else f"starts after {before}"
-        )
+        stage = view.stages.get("train")
+        note = "starts after extract"
+        if view.stages and stage is None:
+            note = "no training in this run"
+        elif stage is not None and stage.status == "running":
+            note = "the first steps are being made"
         return [*waiting(note, width), *_acceptance(state, width), *_material(state, width)][
             :height
         ]
@@ -282,7 +282,7 @@ def _errors(state: ConsoleState, width: int, room: int) -> list[Line]:
             (f" {clean(row.provider)}", "dim"),
         )
         right = (
-            f"+{more} more" if more and room == 1 else f.clock(row.last_ts) if width >= 36 else ""
+            f"+{more} more" if more and room == 1 else f.clock(row.last_ts) if width >= 48 else ""
         )
         out.append(between(left, line((right, "dim")), width) if right else fit(left, width))
     if more and room > 1:

@@ -116,7 +116,7 @@ def test_the_banner_is_the_halts_own_account() -> None:
 
 def test_the_strip_shows_the_working_stage() -> None:
     assert "● generate" in plain(bars.stage_strip(replay("generate"), 80))
-    assert " 56%" in plain(bars.stage_strip(replay("generate"), 80))
+    assert " 58%" in plain(bars.stage_strip(replay("generate"), 80))
     assert "■ generate" in plain(bars.stage_strip(replay("halted"), 80))
     train = plain(bars.stage_strip(replay("train"), 120))
     assert "✓ extract" in train

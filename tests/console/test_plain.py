@@ -16,6 +16,7 @@ from core.journal import Journal
 from core.render.tokenizer import Tokenizer
 from core.store import RunDir
 from tests.console import recording
+from tests.console.recorded_run import write_run
 from tests.console.test_probe import TARGET
 from tests.console.test_sanitize import obeyed
 from tests.console.test_session import until
@@ -27,7 +28,7 @@ Captured = pytest.CaptureFixture[str]
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EYAS_RUNS", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "140")
-    recording.write_run(tmp_path, "done", Tokenizer.load(TARGET))
+    write_run(tmp_path, "done", Tokenizer.load(TARGET))
     return tmp_path
 
 
@@ -74,7 +75,7 @@ def test_the_exit_code_is_the_runs(
     capsys: Captured,
 ) -> None:
     monkeypatch.setenv("EYAS_RUNS", str(tmp_path))
-    recording.write_run(tmp_path, phase)
+    write_run(tmp_path, phase)
     assert phase.upper() in said(capsys, "watch", "2025", code=code)
 
 

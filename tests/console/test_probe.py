@@ -14,14 +14,14 @@ from core.journal import load_view
 from core.render.tokenizer import Tokenizer
 from core.schema import Rollout
 from core.store import RunDir, encode_line
-from tests.console import recording
+from tests.console.recorded_run import write_run
 
 TARGET = Path(probe.__file__).resolve().parents[1] / "core" / "embedded" / "target"
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    return recording.write_run(tmp_path_factory.mktemp("runs"), "done", Tokenizer.load(TARGET))
+    return write_run(tmp_path_factory.mktemp("runs"), "done", Tokenizer.load(TARGET))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_the_evidence_names_what_decided(run: RunDir, rows: list[probe.Row]) -> 
 
 
 def test_before_the_samples_the_reply_is_shown_as_received(tmp_path: Path) -> None:
-    run = recording.write_run(tmp_path, "generate")
+    run = write_run(tmp_path, "generate")
     rollout = Rollout(
         prompt_id="0004aa55",
         twin_id="t",
@@ -92,7 +92,7 @@ def test_before_the_samples_the_reply_is_shown_as_received(tmp_path: Path) -> No
 def test_a_missing_tokenizer_is_said_not_raised(
     run: RunDir, rows: list[probe.Row], tmp_path: Path
 ) -> None:
-    copy = recording.write_run(tmp_path, "done", Tokenizer.load(TARGET))
+    copy = write_run(tmp_path, "done", Tokenizer.load(TARGET))
     text = copy.config_toml.read_text(encoding="utf-8")
     copy.config_toml.write_text(
         text.replace('tokenizer = ""', 'tokenizer = "/nowhere"'), encoding="utf-8"

@@ -19,6 +19,7 @@ from core.errors import ControlError
 from core.journal import Journal
 from core.store import RunDir, make_manifest, write_manifest
 from tests.console import recording
+from tests.console.recorded_run import write_run
 
 
 class Engine:
@@ -144,7 +145,7 @@ async def test_an_engine_that_goes_is_seen_and_one_that_comes_is_joined(tmp_path
 
 
 async def test_a_finished_run_is_read_from_files_alone(tmp_path: Path) -> None:
-    run = recording.write_run(tmp_path, "done")
+    run = write_run(tmp_path, "done")
     session = Session(run)
     session.start()
     await until(lambda: session.state.state == "done", "it was read")
@@ -156,7 +157,7 @@ async def test_a_finished_run_is_read_from_files_alone(tmp_path: Path) -> None:
 
 
 async def test_a_run_on_another_host_is_followed_through_its_files(tmp_path: Path) -> None:
-    run = recording.write_run(tmp_path, "generate")
+    run = write_run(tmp_path, "generate")
     session = Session(run)
     session.start()
     await until(lambda: session.state.link == "files", "files are read")
@@ -172,7 +173,7 @@ async def test_a_run_on_another_host_is_followed_through_its_files(tmp_path: Pat
 
 
 async def test_replay_plays_the_journal_again(tmp_path: Path) -> None:
-    run = recording.write_run(tmp_path, "done")
+    run = write_run(tmp_path, "done")
     session = Session(run, replay_speed=1e6)
     session.start()
     await until(lambda: session.state.state == "done", "it was played to the end")

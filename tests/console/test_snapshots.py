@@ -9,7 +9,7 @@ import pytest
 from textual.pilot import Pilot
 
 from console import probe
-from tests.console import recording
+from tests.console.recorded_run import Letters, write_run
 from tests.console.still import StillApp
 from tests.console.test_app import settle
 
@@ -41,8 +41,8 @@ def test_the_board_looks_as_it_did(name: str, snap_compare: Any) -> None:
 def test_a_sample_looks_as_it_did(
     tmp_path: Path, snap_compare: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "_tokenizer", lambda run: (recording.Letters(), ""))
-    run = recording.write_run(tmp_path, "done", recording.Letters())
+    monkeypatch.setattr(probe, "_tokenizer", lambda run: (Letters(), ""))
+    run = write_run(tmp_path, "done", Letters())
 
     async def before(pilot: Pilot[int]) -> None:
         await _settled(pilot)

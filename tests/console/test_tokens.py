@@ -59,6 +59,12 @@ def test_flow_joins_a_character_that_is_split_among_tokens() -> None:
     assert tk.groups(tokens, 2) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
 
 
+def test_masked_tokens_are_dim() -> None:
+    tokens = tk.tokens_of(D, [258, 256, 258])
+    line = tk.flow(tokens, 1, 30, mask=[False, True, False])[1]
+    assert [s.style for s in line if s.text.strip()] == ["odd", "even-dim"]
+
+
 @given(st.lists(st.integers(-1, 300), max_size=60), st.integers(12, 60), st.booleans())
 def test_flow_fits_and_is_harmless(ids: list[int], width: int, with_ids: bool) -> None:
     for line in tk.flow(tk.tokens_of(D, ids), len(ids) // 2, width, tk.Options(ids=with_ids)):

@@ -20,7 +20,7 @@ from unittest import mock  # noqa: E402
 
 from console import probe  # noqa: E402
 from core.config import Console as ConsoleConfig  # noqa: E402
-from tests.console import recording  # noqa: E402
+from tests.console.recorded_run import Letters, write_run  # noqa: E402
 from tests.console.still import StillApp  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parents[2] / "screenshots"
@@ -44,7 +44,7 @@ SHOTS: dict[str, tuple[str, tuple[int, int], tuple[str, ...], str]] = {
 async def shoot(name: str, folder: Path) -> None:
     phase, size, keys, theme = SHOTS[name]
     with tempfile.TemporaryDirectory() as runs:
-        run = recording.write_run(Path(runs), phase, recording.Letters())
+        run = write_run(Path(runs), phase, Letters())
         app = StillApp(phase, run, config=ConsoleConfig(theme=theme))
         async with app.run_test(size=size) as pilot:
             for key in (None, *keys, None):
@@ -60,7 +60,7 @@ async def shoot(name: str, folder: Path) -> None:
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     folder.mkdir(exist_ok=True)
-    with mock.patch.object(probe, "_tokenizer", lambda run: (recording.Letters(), "")):
+    with mock.patch.object(probe, "_tokenizer", lambda run: (Letters(), "")):
         for name in SHOTS:
             asyncio.run(shoot(name, folder))
             sys.stdout.write(f"{folder / name}.svg\n")
