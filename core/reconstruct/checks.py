@@ -3,12 +3,14 @@
 Pure and linear in the text. Positions that only token ids could prove are not judged here.
 """
 
+import itertools
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from core.reconstruct.completion import TOOL_MARKERS, Item, Walked, name_of
+from core.render.tokenizer import TokenizerLike
 from core.schema import ToolCall
 
 _MARKER_LIKE = re.compile(r"<\|[A-Za-z_][A-Za-z0-9_]*\|>|</?think>")
@@ -16,6 +18,7 @@ _BRACKETED = re.compile(r"\[[A-Z]{3}\]")
 # An id that another API made up: letters, digits, `-` and `_`.
 _FOREIGN_ID = re.compile(r"[A-Za-z0-9_-]+")
 _REPEAT_TOKENS, _REPEAT_PERIOD, _REPEAT_END = 1_024, 64, 8
+_MAX_SPELLED = 6
 
 
 def text_problems(
@@ -42,13 +45,56 @@ def text_problems(
 
 def spells_a_special(items: Sequence[Item], specials: Collection[str]) -> bool:
     """Whether text holds a special in brackets, such as `[EOS]`: kept as text, which the count can
-    prove (three tokens, not one), and worth a flag."""
-    return any(
-        mark in specials
+    prove most of the time (see `lengths_with_specials`), and worth a flag."""
+    return any(_spelled(item, specials) for item in items)
+
+
+def lengths_with_specials(items: Sequence[Item], tokenizer: TokenizerLike) -> set[int] | None:
+    """How long the completion would be if one or more of its spelled specials had been sampled as
+    such: `[EOS]"` is three tokens as text, and two as a special. None: too many to try."""
+    texts = [item.text for item in items if _spelled(item, tokenizer.specials)]
+    pieces = [_cut_at_specials(text, tokenizer.specials) for text in texts]
+    spelled = sum(len(cut) // 2 for cut in pieces)
+    if spelled > _MAX_SPELLED:
+        return None
+    whole = sum(
+        1 if item.marker else len(tokenizer.encode_ordinary(item.text))
         for item in items
-        if not item.marker and "[" in item.text
-        for mark in _BRACKETED.findall(item.text)
+        if item.marker or item.text not in texts
     )
+    readings = itertools.product((False, True), repeat=spelled)
+    return {whole + _length(pieces, iter(taken), tokenizer) for taken in readings if any(taken)}
+
+
+def _spelled(item: Item, specials: Collection[str]) -> bool:
+    if item.marker or "[" not in item.text:
+        return False
+    return any(mark in specials for mark in _BRACKETED.findall(item.text))
+
+
+def _cut_at_specials(text: str, specials: Collection[str]) -> list[str]:
+    """Text, special, text, special, ..., text."""
+    parts, start = [], 0
+    for found in _BRACKETED.finditer(text):
+        if found[0] in specials:
+            parts += [text[start : found.start()], found[0]]
+            start = found.end()
+    return [*parts, text[start:]]
+
+
+def _length(texts: Sequence[Sequence[str]], taken: Iterator[bool], tokenizer: TokenizerLike) -> int:
+    """Tokens of cut texts, where `taken` says of each special whether it is one."""
+    total = 0
+    for cut in texts:
+        run = cut[0]
+        for mark, after in zip(cut[1::2], cut[2::2], strict=True):
+            if next(taken):
+                total += len(tokenizer.encode_ordinary(run)) + 1
+                run = after
+            else:
+                run += mark + after
+        total += len(tokenizer.encode_ordinary(run))
+    return total
 
 
 def _has_surrogate(text: str) -> bool:

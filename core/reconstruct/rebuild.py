@@ -283,6 +283,9 @@ class _TextRebuild:
         elif self._may_lack_close(found):
             found.verdict = "unverifiable"
             found.flags.append("think_close_unproven")
+        elif "special_like_text" in found.flags and self._may_be_special(draft):
+            found.verdict = "unverifiable"
+            found.flags.append("special_unproven")
         elif self.ask.trims and found.leading_space is False:
             found.verdict, found.hypothesis = "hypothesis", "trimmed_space"
             found.flags.append("provider_trims_whitespace")
@@ -294,6 +297,12 @@ class _TextRebuild:
         the stop token may be uncounted, or the model may have left out `</think>`."""
         unknown = len(self.ask.allowed) > 1 and self.billed == len(found.ids) - 1
         return unknown and self.thinking and bool(found.calls) and not self.reply.content
+
+    def _may_be_special(self, draft: Draft) -> bool:
+        """Whether the count fits as well with `[EOS]` in the text sampled as the special."""
+        billed = self.billed or 0
+        lengths = checks.lengths_with_specials(draft.items, self.tokenizer)
+        return lengths is None or any(billed - n in self.ask.allowed for n in lengths)
 
     def _try_hypotheses(self, found: Rebuilt, only: str = "") -> bool:
         if self.billed is None or not self.ask.allowed:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from core.reconstruct import StopOffsets
+from core.reconstruct import StopOffsets, checks
 from core.reconstruct.classes import ORDER, first_class
+from core.reconstruct.completion import Item
 from tests.core.reconstruct.replies import (
     call,
     chat_body,
@@ -17,6 +18,7 @@ from tests.core.reconstruct.replies import (
     sse,
     true_count,
 )
+from tests.kimi_files import kimi_renderer, needs_kimi, rebuild_one
 
 SB, SE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CB, CA, CE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -261,6 +263,29 @@ def test_bracketed_specials_stay_text_and_the_count_tells() -> None:
     ends = embedded().tokenizer.encode_special("ends with [EOS]")
     assert len(ends) < n - 3
     assert not judged(body, n - len(sample.completion_ids) + len(ends) + 3).trainable
+
+
+def test_lengths_with_specials_are_those_of_every_reading() -> None:
+    tok = embedded().tokenizer
+    items = [Item(False, "a [EOS] b"), Item(True, "</think>"), Item(False, "[BOS][EOS]")]
+    plain = [len(tok.encode_ordinary(t)) for t in ("a ", " b", "a [EOS] b", "[BOS]", "[EOS]")]
+    first = (plain[0] + 1 + plain[1], plain[2])
+    second = (2, 1 + plain[4], plain[3] + 1, len(tok.encode_ordinary("[BOS][EOS]")))
+    every = {a + 1 + b for a in first for b in second} - {first[1] + 1 + second[3]}
+    assert checks.lengths_with_specials(items, tok) == every
+    assert checks.lengths_with_specials([Item(False, "[EOS]" * 7)], tok) is None
+
+
+@needs_kimi
+def test_a_special_that_keeps_the_count_is_unproven() -> None:
+    """` [EOS][]` is three tokens as text and three with the special: no count tells them apart."""
+    tok = kimi_renderer().tokenizer
+    text, other = tok.encode_ordinary("so [EOS][]"), tok.encode_special("so [EOS][]")
+    assert len(text) == len(other) and text != other
+    for content, verdict in (("so [EOS][]", "unverifiable"), ("so [EOS] done", "consistent")):
+        usage = {"prompt_tokens": 9, "completion_tokens": len(tok.encode_ordinary(content)) + 3}
+        told = rebuild_one({"body": {**chat_body(content, "r"), "usage": usage}})
+        assert told["verdict"] == verdict and "special_like_text" in told["flags"]
 
 
 def test_markers_and_the_same_calls_structured() -> None:
