@@ -6,6 +6,8 @@ Knows the gateway's command line and its ready file, nothing about what it serve
 import asyncio
 import contextlib
 import json
+import os
+import secrets
 from typing import Any
 
 import msgspec
@@ -17,7 +19,8 @@ from core.store import RunDir
 
 READY_TIMEOUT_S = 120.0
 KEY_ENV = "EYAS_GATEWAY_KEY"
-"""A name of its own, so that a real key in the environment never leaves for the gateway."""
+"""A name of its own, so that a real key in the environment never leaves for the gateway. The value
+is random: secrets are cut out of stored replies, and no reply may hold this one by chance."""
 
 
 def needs_gateway(config: Config) -> bool:
@@ -81,6 +84,7 @@ class Gateway:
 
 
 def _with_addresses(config: Config, ready: dict[str, Any]) -> Config:
+    os.environ.setdefault(KEY_ENV, secrets.token_hex(16))
     replace = msgspec.structs.replace
     openrouter, sglang = config.generate.openrouter, config.generate.sglang
     if not openrouter.base_url:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from core import events as ev
@@ -214,3 +215,24 @@ def test_an_engine_outlives_its_launcher_and_a_hang_up(gateway: Gateway, tmp_pat
         shown = eyas(*command, cwd=tmp_path)
         assert json.loads(shown.stdout)["state"] == "done"
     assert str(ROOT) not in record["path"]
+
+
+def test_a_tripwire_stops_what_went_wrong_and_says_so(gateway: Gateway, tmp_path: Path) -> None:
+    """Every provider rewrites arguments, there is one dataset: nothing would be left to go on
+    with."""
+    gateway.post("/gateway/faults", "reserialised_args=compact")
+    try:
+        config = run_config(gateway, limit=48, tripwires={"enabled": True, "min_samples": 8})
+        api = msgspec.structs.replace(config, dataset=config.dataset[:1])
+        run = new_run(api, tmp_path, "tripped")
+        assert Engine(run).wait() == 4
+    finally:
+        gateway.post("/gateway/faults", "")
+    view, status = load_view(run), read_status(run)
+    assert status is not None
+    assert (view.state, status.state, status.exit_code) == ("tripped", "tripped", 4)
+    assert {t.name for t in view.tripwires} == {"mismatch"}
+    assert view.tripwires[-1].action == "halt"
+    assert all(t.saw and t.advice and t.cost_usd > 0 for t in view.tripwires)
+    assert view.tripwires[-1].saw in status.reason
+    assert 0 < status.done < 48

@@ -37,9 +37,10 @@ class Gateway:
         ready = folder / "gateway-ready.json"
         command = [sys.executable, "-m", "core", "gateway", "--port", "0", "--ready", str(ready)]
         command += ["--exit-with-stdin", "--threads", "1", *options]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=ROOT
-        )
+        with (folder / "gateway.err").open("ab") as errors:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=errors, stderr=errors, cwd=ROOT
+            )
         wait_for(lambda: ready.exists() or self.process.poll() is not None, "the gateway")
         assert self.process.poll() is None, "the gateway did not start"
         self.address: dict[str, Any] = json.loads(ready.read_bytes())
@@ -48,6 +49,11 @@ class Gateway:
         url = f"http://127.0.0.1:{self.address['port']}{path}"
         with urllib.request.urlopen(url, timeout=30) as answer:
             return json.loads(answer.read())
+
+    def post(self, path: str, text: str) -> None:
+        url = f"http://127.0.0.1:{self.address['port']}{path}"
+        with urllib.request.urlopen(url, data=text.encode(), timeout=30) as answer:
+            answer.read()
 
     def bill(self) -> dict[str, Any]:
         """Once nothing is being generated any more, so that the bill is final."""
