@@ -186,7 +186,7 @@ def print_lines(out: Console, lines: Iterable[Line]) -> None:
 
 
 def print_verdicts(out: Console, state: ConsoleState) -> None:
-    verdicts = state.view.stats.verdicts if state.view.stats else {}
+    verdicts = state.verdicts
     good, judged = state.admitted()
     if judged:
         words = ", ".join(f"{name} {f.count(n)}" for name, n in verdicts.items() if n)

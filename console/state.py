@@ -214,9 +214,18 @@ class ConsoleState:
     def halt_shown(self) -> bool:
         return self.view.state in HALT_WORDS or bool(self.halt_pressed_at) or self.crashed
 
+    @property
+    def verdicts(self) -> dict[str, int]:
+        """Samples by verdict: the rebuild's last word once it is there, the live count before."""
+        stage = self.view.stages.get("reconstruct")
+        final = stage.summary.get("verdicts") if stage is not None else None
+        if isinstance(final, dict):
+            return {str(k): v for k, v in final.items() if isinstance(v, int)}
+        return self.view.stats.verdicts if self.view.stats else {}
+
     def admitted(self) -> tuple[int, int]:
         """Samples that may be trained on, and all that were judged."""
-        verdicts = self.view.stats.verdicts if self.view.stats else {}
+        verdicts = self.verdicts
         return sum(verdicts.get(v, 0) for v in ("exact", "consistent")), sum(verdicts.values())
 
     def log_lines(self) -> list[LogLine]:

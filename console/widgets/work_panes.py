@@ -192,7 +192,7 @@ def quality(state: ConsoleState, width: int, height: int) -> list[Line]:
             line((f.percent(good / judged, 1) if judged else f.NONE, "bold")),
             width,
         ),
-        *_verdicts(s.verdicts, width, height),
+        *_verdicts(state.verdicts, width, height),
     ]
     if view.tripwires:
         wire = view.tripwires[-1]

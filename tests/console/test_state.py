@@ -94,6 +94,15 @@ def test_questions_of_the_top_bar() -> None:
     assert done.elapsed_s(BASE_TS + 9_999) == pytest.approx(192.6)
 
 
+def test_the_rebuild_has_the_last_word_on_verdicts() -> None:
+    state = replay("generate")
+    assert state.verdicts["exact"] == 53
+    final = {"exact": 90, "consistent": 100, "rejected": 14}
+    state.apply(ev.StageFinished(seq=99_999, stage="reconstruct", summary={"verdicts": final}), 1.0)
+    assert state.verdicts == final
+    assert state.admitted() == (190, 204)
+
+
 def test_training_has_its_own_estimate() -> None:
     state = replay("train")
     assert state.view.train is not None
