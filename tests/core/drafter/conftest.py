@@ -48,18 +48,18 @@ def tiny_llama(seed: int = 0, kv_heads: int = 2, layers: int = LAYERS) -> LlamaF
 def tiny_drafter(
     target: Target, seed: int = 0, draft_vocab: int = 60, rope: dict | None = None
 ) -> Drafter:
-    """Untrained, over a random half of the vocabulary; its heads differ from the target's."""
+    """Untrained, over a random part of the vocabulary; its heads differ from the target's."""
     generator = torch.Generator().manual_seed(seed)
-    used = torch.randperm(VOCAB, generator=generator)[:draft_vocab].sort().values
-    vocab = from_used(used.tolist(), VOCAB)
+    used = torch.randperm(target.vocab_size, generator=generator)[:draft_vocab].sort().values
+    vocab = from_used(used.tolist(), target.vocab_size)
     draft = DraftConfig(
-        hidden_size=HIDDEN,
-        intermediate_size=48,
-        num_heads=8,
+        hidden_size=target.hidden_size,
+        intermediate_size=target.hidden_size * 3 // 2,
+        num_heads=8 if target.hidden_size == HIDDEN else 4,
         num_kv_heads=4,
-        head_dim=6,
+        head_dim=6 if target.hidden_size == HIDDEN else 32,
         rms_eps=1e-6,
-        vocab_size=VOCAB,
+        vocab_size=target.vocab_size,
         draft_vocab_size=draft_vocab,
         max_position_embeddings=256,
         aux_layers=target.aux_layers,
