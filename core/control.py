@@ -29,27 +29,8 @@ import msgspec
 from core import events as ev
 from core import view as vw
 from core.errors import ControlError, EyasError
-from core.halting import (
-    HaltError,
-    HaltLink,
-    halt_now,
-    private_runtime_dir,
-    recorded_socket_path,
-    socket_path_of,
-)
+from core.halting import HaltError, private_runtime_dir, recorded_socket_path, socket_path_of
 from core.store import RunDir, find_run
-
-__all__ = [
-    "Client",
-    "CommandRequest",
-    "ControlServer",
-    "HaltLink",
-    "Hello",
-    "Peer",
-    "connect",
-    "halt_now",
-    "socket_path",
-]
 
 Role = Literal["operator", "viewer", "halt"]
 CommandName = Literal["halt", "sever", "drain", "resume", "ping"]

@@ -4,13 +4,11 @@ samples as parquet.
 Knows records and paths, nothing about stages. A path is spelled in `rundir` and nowhere else.
 """
 
+from core.store.linefile import LineFile, Reserve, mend_tail
 from core.store.lines import (
     Appender,
     CorruptLine,
-    LineFile,
-    Reserve,
     encode_line,
-    mend_tail,
     read_at,
     read_jsonl,
     read_placed,
