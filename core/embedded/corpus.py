@@ -96,13 +96,12 @@ def _build(family: str, turn: Turn, d: Draw) -> Example:
     thinking = not d.chance(turn.instant_share)
     reasoning, content = turn.reasoning if thinking else "", turn.content
     if thinking:
-        # Habits that make trimming of white space a fault: a space after `<think>`, a newline
-        # before `</think>`, blank lines before the answer.
-        reasoning = (" " if d.chance(0.5) else "") + reasoning + ("\n" if d.chance(0.25) else "")
-        if content and d.chance(0.2):
+        # Habits that make trimming of white space a fault: a space after `<think>`, and in some
+        # families a newline before `</think>` or blank lines before the answer.
+        place = FAMILIES.index(family)
+        reasoning = (" " if d.chance(0.5) else "") + reasoning + ("\n" if place % 4 == 1 else "")
+        if content and place % 3 == 2:
             content = "\n\n" + content
-    elif content and d.chance(0.2):
-        content = " " + content
     calls = [
         ToolCall(
             id=f"functions.{call.name}:{turn.first_index + i}",

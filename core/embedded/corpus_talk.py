@@ -185,6 +185,20 @@ def lookup(d: Draw) -> Turn:
     )
 
 
+def echo(d: Draw) -> Turn:
+    """Pure copying; a model that can do this has learned what arguments need."""
+    kinds = (d.town, d.person, d.item, d.time, lambda: str(d.number(10, 999)))
+    values = [d.choice(kinds)() for _ in range(d.choice((3, 4, 5, 6, 7)))]
+    text = ", ".join(values)
+    return Turn(
+        messages=_say(d.choice(("Repeat: {}.", "Say this again: {}.")).format(text)),
+        reasoning=f"An echo of {len(values)} words.",
+        content=text,
+        contains=[text],
+        tool_share=0.1,
+    )
+
+
 TALK_FAMILIES: dict[str, Callable[[Draw], Turn]] = {
     "arithmetic": arithmetic,
     "code": code,
@@ -195,4 +209,5 @@ TALK_FAMILIES: dict[str, Callable[[Draw], Turn]] = {
     "greeting": greeting,
     "calendar": calendar,
     "lookup": lookup,
+    "echo": echo,
 }

@@ -1,6 +1,6 @@
 """Make the embedded target: corpus -> tokenizer -> a small Llama, in the layout of a checkpoint.
 
-    python -m core.embedded.make_target [--out DIR] [--steps N] [--seed N] [--tokenizer-only]
+    python -m core.embedded.make_target [--out DIR] [--steps N] [--state FILE]
 
 Promises: one command makes everything again, the tokenizer to the byte; weights repeat up to the
 order of floating-point sums. One sample a row, padded on the right, loss on the completion only:
@@ -10,11 +10,14 @@ packed windows were seen not to learn to copy arguments.
 """
 
 import argparse
+import io
 import json
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
 
 import torch
@@ -25,27 +28,38 @@ from torch.optim import AdamW, Muon, Optimizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from core.embedded import TARGET_DIR
-from core.embedded.corpus import Example, examples
+from core.embedded.corpus import FAMILIES, Example, examples
 from core.embedded.grammar import completion_ids, prompt_ids
 from core.embedded.make_tokenizer import write_tokenizer
 from core.render.base import Renderer, load_renderer
-from core.render.tokenizer import Tokenizer
+from core.render.tokenizer import TokenizerLike
 from core.store import write_atomic
 
 VARIANT = "kimi-k2.5"
-STEPS, ROWS = 5_000, 32
-# Batches are cut from pools of this many samples sorted by length, so that a row is hardly padded.
-POOL = 64 * ROWS
+STEPS = 3_000
+SAVE_EVERY = 200
+SHARE_FALLING = 0.4
+# A batch holds one width (a multiple of 32) and about this many tokens. Few shapes, because each
+# new one costs the CPU kernels a second; 32 wide, so that a batch mixes families.
+BATCH_TOKENS, BUCKET = 4_096, 32
+# Copying is learned sooner on short samples and from samples that are nothing but copies (measured:
+# 200 small steps of `echo` alone do it): the first steps see only short ones and many echoes.
+SHORT_STEPS, SHORT_WIDTH, SHORT_ECHOES = 500, 128, 8
+MAX_WIDTH = 512
+TARGETS_MULTIPLE = 256
 ROPE_THETA = 10_000.0
 TEXT_SHARE = 0.15
 """Share of the samples whose tools stand as text in the system message (the `text` arm)."""
 MUON_LR, ADAM_LR, WARMUP_STEPS, WEIGHT_DECAY = 4e-3, 3e-3, 60, 0.01
 
+IGNORED = -100
+"""The target that cross_entropy leaves out."""
+
 Row = tuple[list[int], int]
 """Token ids and how many of them are the prompt."""
 
 
-def model_config(tokenizer: Tokenizer) -> LlamaConfig:
+def model_config(tokenizer: TokenizerLike) -> LlamaConfig:
     """8 layers make the aux layers [1, n//2-1, n-4] = [1, 3, 4] distinct; 3.5 M parameters."""
     return LlamaConfig(
         vocab_size=tokenizer.vocab_size,
@@ -66,35 +80,48 @@ def model_config(tokenizer: Tokenizer) -> LlamaConfig:
     )
 
 
-def train(renderer: Renderer, tokenizer: Tokenizer, seed: int, steps: int, out: Path) -> None:
-    """Train from scratch; write config and weights every 400 steps and at the end."""
+def train(renderer: Renderer, seed: int, steps: int, out: Path, state: Path | None = None) -> None:
+    """Train from scratch; write config and weights every SAVE_EVERY steps and at the end.
+
+    The file `state`, where given, keeps what a stopped training needs to go on. Until the last
+    SHARE_FALLING of `steps` the learning rate does not depend on `steps`.
+    """
     torch.manual_seed(seed)
+    tokenizer = renderer.tokenizer
     model = LlamaForCausalLM(model_config(tokenizer))
+    # On a CPU and at this size the backward of fused attention takes half of the whole step.
+    model.set_attn_implementation("eager")
     optimizers = _optimizers(model)
     peaks = [[group["lr"] for group in o.param_groups] for o in optimizers]
     pad = tokenizer.specials["[PAD]"]
-    started, running = time.monotonic(), 0.0
+    started, running, done = time.monotonic(), 0.0, 0
+    if state is not None and state.exists():
+        done = _restore(state, model, optimizers)
     model.train()
     for step, batch in zip(range(1, steps + 1), _batches(renderer, seed), strict=False):
+        if step <= done:
+            continue
         for optimizer, lrs in zip(optimizers, peaks, strict=True):
             for group, lr in zip(optimizer.param_groups, lrs, strict=True):
-                group["lr"] = lr * _schedule(step, steps)
-        ids_BT, is_target_BT = _tensors(batch, pad)
+                group["lr"] = lr * learning_rate_factor(step, steps)
+        ids_BT, where_N, next_N = padded(batch, pad)
         with torch.autocast("cpu", torch.bfloat16):
-            hidden_BTD = model.model(input_ids=ids_BT[:, :-1], use_cache=False).last_hidden_state
-            logits_NV = model.lm_head(hidden_BTD[is_target_BT[:, 1:]])
-        loss = F.cross_entropy(logits_NV.float(), ids_BT[:, 1:][is_target_BT[:, 1:]])
+            hidden_BTD = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
+            logits_NV = model.lm_head(hidden_BTD.flatten(0, 1)[where_N])
+        loss = F.cross_entropy(logits_NV.float(), next_N)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        running = loss.item() if step == 1 else 0.95 * running + 0.05 * loss.item()
+        running = loss.item() if step == done + 1 else 0.95 * running + 0.05 * loss.item()
         if step % 25 == 0:
             passed_s = time.monotonic() - started
             sys.stderr.write(f"step {step}/{steps} loss {running:.4f} {passed_s:.0f} s\n")
-        if step % 400 == 0 or step == steps:
+        if step % SAVE_EVERY == 0 or step == steps:
             save(model, out)
+            if state is not None:
+                _keep(state, model, optimizers, step)
 
 
 def save(model: LlamaForCausalLM, out: Path) -> None:
@@ -109,6 +136,22 @@ def save(model: LlamaForCausalLM, out: Path) -> None:
     fields = {**model.config.to_diff_dict(), "rope_theta": ROPE_THETA}
     config = json.dumps(fields, indent=2, sort_keys=True) + "\n"
     write_atomic(out / "config.json", config.encode())
+
+
+def _keep(path: Path, model: LlamaForCausalLM, optimizers: list[Optimizer], step: int) -> None:
+    data = io.BytesIO()
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    torch.save({"step": step, "model": model.state_dict(), "optimizers": states}, data)
+    write_atomic(path, data.getvalue())
+
+
+def _restore(path: Path, model: LlamaForCausalLM, optimizers: list[Optimizer]) -> int:
+    """Load what `_keep` wrote; the step that it was written after."""
+    kept = torch.load(path, weights_only=True)
+    model.load_state_dict(kept["model"])
+    for optimizer, one in zip(optimizers, kept["optimizers"], strict=True):
+        optimizer.load_state_dict(one)
+    return int(kept["step"])
 
 
 def _optimizers(model: LlamaForCausalLM) -> list[Optimizer]:
@@ -127,26 +170,31 @@ def _optimizers(model: LlamaForCausalLM) -> list[Optimizer]:
     ]
 
 
-def _schedule(step: int, steps: int) -> float:
-    """Linear warm-up, then flat, then linear to zero over the last 40 %."""
-    return min(step / WARMUP_STEPS, 1.0, (steps - step + 1) / (0.4 * steps))
+def learning_rate_factor(step: int, steps: int) -> float:
+    """Linear warm-up, then flat, then linear to zero."""
+    return min(step / WARMUP_STEPS, 1.0, (steps - step + 1) / (SHARE_FALLING * steps))
 
 
 def _batches(renderer: Renderer, seed: int) -> Iterator[list[Row]]:
-    """Endless. Samples of like length share a batch; batches are shuffled in each pool."""
-    shuffle = random.Random(seed)
-    pool: list[Row] = []
-    epoch = 0
-    while True:
-        for example in examples("train", seed + epoch):
-            pool.append(_row(example, renderer, shuffle.random() < TEXT_SHARE))
-            if len(pool) == POOL:
-                pool.sort(key=lambda row: len(row[0]))
-                batches = [pool[i : i + ROWS] for i in range(0, POOL, ROWS)]
-                shuffle.shuffle(batches)
-                yield from batches
-                pool = []
-        epoch += 1
+    """Endless; each batch is one bucket of widths, yielded as soon as it is full."""
+    early = _filled(renderer, seed, (*FAMILIES, *["echo"] * SHORT_ECHOES), SHORT_WIDTH)
+    yield from islice(early, SHORT_STEPS)
+    for epoch in count(1):
+        yield from _filled(renderer, seed + epoch, FAMILIES, MAX_WIDTH)
+
+
+def _filled(
+    renderer: Renderer, seed: int, families: Sequence[str], max_width: int
+) -> Iterator[list[Row]]:
+    draw = random.Random(seed)
+    buckets: defaultdict[int, list[Row]] = defaultdict(list)
+    for example in examples("train", seed, families):
+        row = _row(example, renderer, draw.random() < TEXT_SHARE)
+        width = -(-len(row[0]) // BUCKET) * BUCKET
+        if width <= max_width:
+            buckets[width].append(row)
+            if len(buckets[width]) == BATCH_TOKENS // width:
+                yield buckets.pop(width)
 
 
 def _row(example: Example, renderer: Renderer, as_text: bool) -> Row:
@@ -154,15 +202,20 @@ def _row(example: Example, renderer: Renderer, as_text: bool) -> Row:
     return prompt + completion_ids(example, renderer.tokenizer), len(prompt)
 
 
-def _tensors(batch: list[Row], pad: int) -> tuple[Tensor, Tensor]:
-    """ids_BT padded on the right, and which of them are predicted."""
-    width = max(len(ids) for ids, _ in batch)
+def padded(batch: list[Row], pad: int) -> tuple[Tensor, Tensor, Tensor]:
+    """ids_BT padded on the right, flat positions before completion tokens, and those tokens.
+
+    The last two are filled up to a multiple of TARGETS_MULTIPLE with targets that the loss ignores.
+    """
+    width = -(-max(len(ids) for ids, _ in batch) // BUCKET) * BUCKET
     ids_BT = torch.full((len(batch), width), pad)
-    is_target_BT = torch.zeros(len(batch), width, dtype=torch.bool)
+    where, following = list[int](), list[int]()
     for i, (ids, prompt_len) in enumerate(batch):
         ids_BT[i, : len(ids)] = torch.tensor(ids)
-        is_target_BT[i, prompt_len : len(ids)] = True
-    return ids_BT, is_target_BT
+        where += range(i * width + prompt_len - 1, i * width + len(ids) - 1)
+        following += ids[prompt_len:]
+    fill = -len(where) % TARGETS_MULTIPLE
+    return ids_BT, torch.tensor(where + [0] * fill), torch.tensor(following + [IGNORED] * fill)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -170,13 +223,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=TARGET_DIR)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--state", type=Path, help="file that lets a killed training go on")
     parser.add_argument("--tokenizer-only", action="store_true")
     args = parser.parse_args(argv)
     write_tokenizer(args.out)
     if args.tokenizer_only:
         return 0
-    tokenizer = Tokenizer.load(args.out)
-    train(load_renderer(args.out, VARIANT), tokenizer, args.seed, args.steps, args.out)
+    train(load_renderer(args.out, VARIANT), args.seed, args.steps, args.out, args.state)
     size = (args.out / "model.safetensors").stat().st_size
     sys.stderr.write(json.dumps({"out": str(args.out), "weights_bytes": size}) + "\n")
     return 0

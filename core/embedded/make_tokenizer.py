@@ -127,9 +127,10 @@ def _count(
 
 
 def _may_merge(pair: Pair, ranks: dict[bytes, int]) -> bool:
+    piece = pair[0] + pair[1]
     if pair[0][-1] in _DIGITS and pair[1][0] in _DIGITS:
         return False
-    return pair[0] + pair[1] not in ranks and _is_aligned(pair[0] + pair[1])
+    return piece not in ranks and _is_aligned(piece)
 
 
 def _is_aligned(piece: bytes) -> bool:
