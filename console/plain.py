@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from console import exactness, probe, status
 from console import format as f
-from console import probe, status
 from console.sanitize import clean, wrap
 from console.state import ConsoleState
 from console.summary import headline
@@ -326,8 +326,9 @@ def show_audit(run: RunDir) -> int:
                 + ", ".join(f"{clean(k)} {v}" for k, v in sorted(audit.findings.items()))
             )
         )
-    for key, value in audit.exactness.items():
-        out.print(Text(f"exactness {clean(str(key))}: {clean(str(value))}"))
+    if rows := exactness.rows(audit.exactness):
+        out.print(grid("", exactness.COLUMNS, rows))
+        out.print(Text(exactness.note(audit.exactness)))
     return EXIT_DONE
 
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ENGINE = (
     "core.pipeline.process",
     "core.pipeline.rebuild",
-    "core.audit.report",
+    "core.pipeline.auditing",
     "core.commands",
     "core.generate",
     "core.prompts",

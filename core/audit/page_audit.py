@@ -20,18 +20,21 @@ def exactness(exact: dict[str, Any]) -> str:
             [
                 kind,
                 f"{count['segments']:,}",
-                f"{count['canonical']:,}",
+                f"{count['canonical']:,}" if kind not in ("edges", "structure") else "–",
                 compared,
                 f"{share:.2%}",
+                f"{count['low']:.2%} – {count['high']:.2%}",
                 f"{count['exact_tokens']:,} of {count['tokens']:,}",
             ]
         )
     lede = (
-        "Rebuilding the local arm's own replies from text gives the server's ids in"
-        f" {exact['exact']:,} of {exact['samples']:,} samples. This is the best that text from any"
-        " provider can reach."
+        f"{exact['samples']:,} replies came with their ids. Rebuilt from their text alone,"
+        f" {exact['exact']:,} have these ids (95 % interval {exact['low']:.2%} –"
+        f" {exact['high']:.2%}). Of {exact['consistent']:,} that the rebuild calls consistent,"
+        f" {exact['false']:,} do not. This is the best that text from any provider can reach."
     )
-    titles = ["segment", "count", "canonical split", "text unchanged", "exact", "exact tokens"]
+    titles = ["segment", "count", "canonical split", "text unchanged", "exact"]
+    titles += ["95 % interval", "exact tokens"]
     return section("How exact text is", lede, table(titles, rows, 1))
 
 

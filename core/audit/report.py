@@ -1,13 +1,13 @@
 """The audit stage: every sample checked against its prompt, arms compared, each dataset decided.
 
-Reads prompts.jsonl, samples/ and (for the local arm's own text) completions.jsonl; writes
-findings.jsonl and audit.json, both by rename. One pass, a few hundred bytes kept a sample. Knows
-nothing of torch: log-probabilities come through a function of the caller's, when the extract stage
-has stored them.
+Reads prompts.jsonl and samples/; writes findings.jsonl and audit.json, both by rename. One pass, a
+few hundred bytes kept a sample. Knows nothing of torch: log-probabilities come through a function
+of the caller's, when the extract stage has stored them. So do replies rebuilt from their text
+alone: how that is done is not the audit's business.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,23 +18,23 @@ from core import events as ev
 from core.audit.account import report
 from core.audit.apply import apply, marked, marks
 from core.audit.decide import DatasetDecision, decide
-from core.audit.exactness import MEASURED, Exactness, ReplyText, reply_text
+from core.audit.exactness import Exactness, Pair
 from core.audit.reading import Asked, Reader, Toolboxes, asked_from_line
 from core.audit.record import (
     AuditReport,
-    MeasuredExactness,
     RuleCount,
     load_audit,
+    measured,
     renderer_for,
     save_audit,
 )
 from core.audit.rules import Case, findings
-from core.audit.semantics import REFERENCE, Comparison, SemanticsReport, compare
+from core.audit.semantics import Comparison, SemanticsReport, compare
 from core.audit.traits import Trait, reduce, with_likelihood
 from core.config import Config
 from core.errors import Halted, StoreError
 from core.schema import Finding, Sample
-from core.store import RunDir, encode_line, read_jsonl, read_samples
+from core.store import RunDir, encode_line, read_samples
 
 __all__ = ["AuditReport", "apply", "load_audit", "marked", "marks", "report", "run"]
 
@@ -43,6 +43,8 @@ EVERY = 500
 
 Logprobs = Callable[[Sample], Sequence[float] | None]
 """Log-probability of each completion token under the target, or None for a sample that has none."""
+Truths = Callable[[Mapping[str, Asked]], Iterable[Pair]]
+"""Replies that came with their ids, beside their rebuild from text; prompts by id go in."""
 
 
 def run(
@@ -51,12 +53,13 @@ def run(
     emit: Callable[[ev.Event], None],
     should_stop: Callable[[], bool],
     logprobs: Logprobs | None = None,
+    truths: Truths | None = None,
 ) -> dict[str, Any]:
     """Audit a run. Returns the stage's summary. Raises Halted when asked to stop, StoreError for
     prompts that cannot be read; nothing is half-written."""
     renderer = renderer_for(config)
     prompts = _prompts(run)
-    pass_ = _Pass(Reader(renderer), prompts, _reply_texts(run, prompts), logprobs)
+    pass_ = _Pass(Reader(renderer), prompts, logprobs)
     with _replacing(run.findings) as out:
         for done, sample in enumerate(read_samples(run), 1):
             out.writelines(encode_line(finding) for finding in pass_.take(sample))
@@ -64,6 +67,11 @@ def run(
                 emit(ev.StageProgress(stage="audit", done=done, total=len(prompts)))
                 if should_stop():
                     raise Halted("audit: stopped; resume begins it again")
+    for number, pair in enumerate(truths(prompts) if truths else (), 1):
+        pass_.exactness.add(pair, renderer.tokenizer)
+        if number % EVERY == 0 and should_stop():
+            raise Halted("audit: stopped; resume begins it again")
+    pass_.exactness.settle()
     semantics = compare(pass_.traits, config.audit, config.tripwires)
     decisions = decide(pass_.traits, semantics, config.audit)
     audit = pass_.result(semantics, decisions, logprobs is not None)
@@ -92,12 +100,10 @@ class _Pass:
         self,
         reader: Reader,
         prompts: dict[str, Asked],
-        texts: dict[str, ReplyText],
         logprobs: Logprobs | None,
     ) -> None:
         self._reader = reader
         self._prompts = prompts
-        self._texts = texts
         self._logprobs = logprobs
         self.traits: list[Trait] = []
         self.exactness = Exactness()
@@ -116,9 +122,6 @@ class _Pass:
         values = self._logprobs(sample) if self._logprobs and reading.ids else None
         if values is not None:
             found += with_likelihood(trait, sample, reading, values)
-        if sample.verdict == "exact" and self.exactness.samples < MEASURED:
-            text = self._texts.get(sample.prompt_id)
-            self.exactness.add(sample, reading, self._reader.tokenizer, text)
         for rule, severity in {(f.rule, f.severity) for f in found}:
             self._rules[rule, severity][trait.provider] += 1
         self.traits.append(trait)
@@ -149,12 +152,7 @@ class _Pass:
             verdicts={k: dict(sorted(v.items())) for k, v in sorted(verdicts.items())},
             classes={k: dict(sorted(v.items())) for k, v in sorted(classes.items())},
             findings=sorted(counts, key=lambda c: (order[c.severity], -c.samples, c.rule)),
-            exactness=MeasuredExactness(
-                samples=self.exactness.samples,
-                exact=self.exactness.exact,
-                with_text=self.exactness.with_text,
-                kinds=dict(sorted(self.exactness.kinds.items())),
-            ),
+            exactness=measured(self.exactness),
             semantics=semantics,
             decisions=decisions,
             likelihood=likelihood,
@@ -208,29 +206,6 @@ def _prompts(run: RunDir) -> dict[str, Asked]:
     except OSError as e:
         raise StoreError(f"{run.prompts}: cannot be read ({e.strerror})") from e
     return found
-
-
-class _LocalReply(msgspec.Struct, kw_only=True):
-    prompt_id: str
-    arm: str = ""
-    outcome: str = ""
-    final: bool = True
-    reply_kind: str = "none"
-    reply_raw: str | None = None
-
-
-def _reply_texts(run: RunDir, prompts: dict[str, Asked]) -> dict[str, ReplyText]:
-    """Digests of the local arm's parsed replies, where its server sent any beside the ids."""
-    if all(p.arm != REFERENCE for p in prompts.values()):
-        return {}
-    texts: dict[str, ReplyText] = {}
-    for reply in read_jsonl(run.completions, _LocalReply):
-        local = reply.arm == REFERENCE and reply.reply_kind == "json" and reply.outcome == "ok"
-        if local and reply.reply_raw and reply.prompt_id not in texts and len(texts) < MEASURED:
-            text = reply_text(reply.reply_raw)
-            if text is not None:
-                texts[reply.prompt_id] = text
-    return texts
 
 
 def _applied_before(run: RunDir) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ ORDER = (
     ),
     Stage(
         "audit",
-        "core.audit.report",
+        "core.pipeline.auditing",
         ("target", "audit", "tripwires"),
         ("reconstruct",),
         ("findings.jsonl", "audit.json"),

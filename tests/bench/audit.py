@@ -17,7 +17,7 @@ import numpy as np
 
 from core import config
 from core.audit.record import renderer_for
-from core.audit.report import run as audit
+from core.pipeline.auditing import run as audit
 from core.render.tokenizer import TokenizerLike
 from core.schema import Prompt, Sample, Segment, ToolCall
 from core.store import Manifest, RunDir, encode_line, write_manifest, write_samples

@@ -115,6 +115,10 @@ def account(name: str = "plain") -> dict[str, Any]:
                 "samples": 50,
                 "exact": 49,
                 "rate": 0.98,
+                "low": 0.895,
+                "high": 0.996,
+                "consistent": 49,
+                "false": 0,
                 "kinds": {
                     name: {
                         "segments": 50,
@@ -124,6 +128,8 @@ def account(name: str = "plain") -> dict[str, Any]:
                         "exact": 49,
                         "tokens": 500,
                         "exact_tokens": 490,
+                        "low": 0.895,
+                        "high": 0.996,
                     }
                 },
             },

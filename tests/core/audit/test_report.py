@@ -14,8 +14,7 @@ from core.audit import record
 from core.audit import report as stage
 from core.audit.account import report, thin
 from core.audit.apply import apply, crc, marked, marks
-from core.audit.exactness import Exactness, reply_text
-from core.audit.reading import Reader
+from core.audit.exactness import Pair, Side
 from core.errors import Halted, StoreError, UsageError
 from core.halting import boot_id
 from core.schema import (
@@ -68,8 +67,6 @@ def fill(run: RunDir, rows: list[tuple[Prompt, Sample]]) -> None:
 
 
 def _rollout(p: Prompt, s: Sample) -> Rollout:
-    text = {"reasoning_content": " Look it up.", "content": "Fine."}
-    raw = json.dumps({"choices": [{"message": text}]}) if p.arm == "local" else None
     return Rollout(
         prompt_id=p.prompt_id,
         twin_id=p.twin_id,
@@ -80,8 +77,6 @@ def _rollout(p: Prompt, s: Sample) -> Rollout:
         error_class=s.error_class,
         backend=s.backend,
         provider=s.provider,
-        reply_kind="json" if raw else "none",
-        reply_raw=raw,
         usage=Usage(cost_usd=s.cost_usd),
     )
 
@@ -111,7 +106,7 @@ def test_a_clean_run(run: RunDir) -> None:
         "samples": 24,
         "trainable": 24,
         "findings": 0,
-        "rebuilt_exactly": 1.0,
+        "rebuilt_exactly": None,
         "decisions": {"b1": "keep"},
     }
     (event,) = events
@@ -121,7 +116,7 @@ def test_a_clean_run(run: RunDir) -> None:
         ("b1", "sglang", "local", 12, "keep"),
     ]
     assert event.rows[0].trigger_rate == event.rows[0].reference_rate == 0.0
-    assert event.exactness["rate"] == 1.0 and event.exactness["with_text"] == 12
+    assert event.exactness["samples"] == 0 and "rate" not in event.exactness
     assert list(read_jsonl(run.findings, Finding)) == []
     saved = record.load_audit(run)
     assert saved.verdicts == {"Alpha": {"consistent": 12}, "sglang": {"exact": 12}}
@@ -201,38 +196,49 @@ def test_log_probabilities_when_there_are_some(run: RunDir) -> None:
     assert summary["decisions"] == {"b1": "keep"}
 
 
-def test_exactness_counts_sampled_splits_and_changed_text() -> None:
-    reader, exact = Reader(RENDERER), Exactness()
-    one = sample(reasoning=" a", content="b", calls=[call()])
-    same = {"reasoning": " a", "content": "b", "tool_calls": [_call_json(call())]}
-    trimmed = {**same, "reasoning": "a"}
-    for message in (same, trimmed, None):
-        text = reply_text(json.dumps({"choices": [{"message": message}]})) if message else None
-        exact.add(one, reader.read(one), RENDERER.tokenizer, text)
-    assert (exact.samples, exact.exact, exact.with_text) == (3, 2, 2)
-    reasoning = exact.kinds["reasoning"]
-    assert (reasoning.segments, reasoning.canonical, reasoning.compared) == (3, 3, 2)
-    assert (reasoning.same_text, reasoning.exact) == (1, 2)
-    assert (reasoning.tokens, reasoning.exact_tokens) == (6, 4)
-    assert exact.kinds["arguments"].exact == 3
-    assert exact.rate == pytest.approx(2 / 3)
-    odd = sample(content="\xe9")
-    broken = msgspec.structs.replace(
-        odd, token_ids=[0xFF if t == 0xC3 else t for t in odd.token_ids]
-    )
-    exact.add(broken, reader.read(broken), RENDERER.tokenizer, None)
-    assert exact.kinds["content"].canonical == 3 and exact.kinds["content"].segments == 4
+TEXTS = ("reasoning", "content", "call_id", "arguments")
 
 
-def _call_json(one: Any) -> dict[str, Any]:
-    return {"id": one.id, "function": {"name": one.name, "arguments": one.arguments}}
+def side(one: Sample) -> Side:
+    return Side(one.completion_ids, one.segments)
 
 
-@pytest.mark.parametrize(
-    "raw", ["", "{", "[]", '{"choices": []}', '{"choices": [{"message": 3}]}', '"\\ud800"']
-)
-def test_reply_text_of_other_bodies(raw: str) -> None:
-    assert reply_text(raw) is None
+def test_exactness_by_segment(run: RunDir) -> None:
+    """One reply told right, one with a trimmed thought, one that lost its call, one that is not
+    canonical."""
+    true = sample(reasoning=" ab", content="c", calls=[call()], relative=True)
+    trimmed = sample(reasoning="ab", content="c", calls=[call()], relative=True)
+    lost = sample(reasoning=" ab", content="c", relative=True)
+    odd = sample(reasoning="\xe9", content="c", relative=True)
+    ids = [0xFF if t == 0xC3 else t for t in odd.completion_ids]
+    pairs = [
+        Pair(side(true), side(true), True, True),
+        Pair(side(true), side(trimmed), True, True),
+        Pair(side(true), side(lost), False, False),
+        Pair(Side(ids, odd.segments), side(odd), False, False),
+    ]
+    fill(run, [row for i in range(3) for row in pair(i)])
+    summary, events = audit(run, truths=lambda prompts: [p for p in pairs if len(prompts) == 6])
+    assert summary["rebuilt_exactly"] == 0.25
+    found = record.load_audit(run).exactness
+    assert (found.samples, found.exact, found.with_text) == (4, 1, 2)
+    assert (found.consistent, found.false) == (2, 1)
+    assert (found.low, found.high) == pytest.approx((0.0456, 0.6994), abs=1e-4)
+    assert set(found.kinds) == {*TEXTS, "edges", "structure"}
+    reasoning = found.kinds["reasoning"]
+    assert (reasoning.segments, reasoning.exact, reasoning.canonical) == (4, 2, 3)
+    assert (reasoning.compared, reasoning.same_text) == (2, 1)
+    assert (reasoning.tokens, reasoning.exact_tokens) == (11, 6)
+    assert (reasoning.low, reasoning.high) == pytest.approx((0.1500, 0.8500), abs=1e-4)
+    assert (found.kinds["arguments"].segments, found.kinds["arguments"].exact) == (3, 2)
+    assert (found.kinds["structure"].segments, found.kinds["structure"].exact) == (4, 3)
+    edges = found.kinds["edges"]
+    # Lost: the first token of two thoughts, and both ends of the lost call's id and arguments.
+    assert (edges.segments, edges.exact) == (28, 28 - 2 - 4)
+    event = events[-1]
+    assert isinstance(event, ev.Audit)
+    assert event.exactness["reasoning"]["rate"] == 0.5
+    assert event.exactness["rate"] == 0.25 and event.exactness["false"] == 1
 
 
 def mixed(run: RunDir) -> None:
