@@ -168,8 +168,10 @@ class Sample(Record, frozen=True, kw_only=True):
     """Positions of `token_ids` that an applied audit took out of the loss."""
     dropped: str = ""
     """Why an applied audit took the whole sample out of training; empty: it did not."""
-    leading_space: bool | None = None
-    """Whether the thinking starts with a space (case C49); None without thinking."""
+    reasoning_off: int | None = None
+    """Reasoning tokens as reported minus as rebuilt; None where none are reported."""
+    habits: dict[str, bool] = {}
+    """Ways of writing that a provider might take away, and whether the reply shows them."""
 
     @property
     def completion_ids(self) -> list[int]:

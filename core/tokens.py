@@ -132,7 +132,7 @@ def _rebuild(row: dict[str, Any], renderer: Renderer) -> dict[str, Any]:
     messages = request.get("messages")
     ask = ask_of(
         request,
-        messages=messages if isinstance(messages, list) else [],
+        messages=messages if isinstance(messages, list) else None,
         thinking=_thinking(request, renderer),
     )
     return _told(rebuild(reply, ask, renderer), renderer)

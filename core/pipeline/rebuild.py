@@ -1,10 +1,10 @@
-"""The reconstruct stage: every reply of completions.jsonl judged again, under stop-token offsets
-that are final.
+"""The reconstruct stage: every reply of completions.jsonl judged again, under conventions and
+habits of its provider that are final.
 
 Promises: a function of prompts.jsonl and completions.jsonl alone: same files, same samples, same
 bytes; rows in the order of the prompts. While generate runs, a verdict may rest on an offset that
-is not known yet; here it does not. Knows which rollout of a prompt counts, not how a reply is
-judged."""
+is not known yet; here only where no clean reply ever showed one. Knows which rollout of a prompt
+counts, not how a reply is judged."""
 
 import multiprocessing
 import os
@@ -77,8 +77,11 @@ def run(
             yield sample
 
     places, others = final_replies(run.completions, prompts, corrupt)
+    learned = StopOffsets()  # judging with what is being learned would depend on the order
     for sample in watched(judge_all(replies, places), 0):
-        observe(replies.offsets, sample)
+        observe(learned, sample)
+    learned.settle()
+    replies = replies._replace(offsets=learned)
     verdicts: Counter[str] = Counter()
     classes: Counter[str] = Counter()
 
@@ -89,7 +92,6 @@ def run(
                 classes[sample.error_class] += 1
             yield sample
 
-    replies.offsets.settle()
     final = watched(judge_all(replies, places), len(places))
     with boundary(StoreError, str(run.samples)):
         count = write_samples(run, counted(marked(final, marks(run))))

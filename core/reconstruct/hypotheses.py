@@ -6,11 +6,11 @@ is not trained on by default (a stripped newline keeps the count in nine cases o
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from core.reconstruct.checks import is_foreign
+from core.reconstruct.checks import is_foreign, is_native
 from core.reconstruct.completion import (
     THINK_CLOSE,
     TOOL_MARKERS,
@@ -30,7 +30,7 @@ _ANY = re.compile("|".join(map(re.escape, [*TOOL_MARKERS, THINK_CLOSE])))
 
 
 def hypotheses(
-    reply: Reply, grammar: Grammar, thinking: bool, prior_calls: int
+    reply: Reply, grammar: Grammar, thinking: bool, prior_calls: int | None
 ) -> Iterator[tuple[str, Draft]]:
     """(name, completion) in the order in which they are tried.
 
@@ -38,8 +38,11 @@ def hypotheses(
     """
     if len(reply.reasoning) + len(reply.content) > MAX_CHARS:
         return
-    if any(is_foreign(call) for call in reply.calls):
-        yield "renumbered_id", draft_from_fields(_renumbered(reply, prior_calls), grammar, thinking)
+    foreign = any(is_foreign(call) for call in reply.calls)
+    if foreign or not in_sequence(reply.calls, prior_calls):
+        changed = _renumbered(reply, prior_calls or 0)
+        yield "renumbered_id", draft_from_fields(changed, grammar, thinking)
+    if foreign:
         return
     for changed in _newlines(reply):
         yield "trimmed_newline", draft_from_fields(changed, grammar, thinking)
@@ -56,10 +59,28 @@ def hypotheses(
 
 
 def is_spaced(reply: Reply) -> bool:
-    """Whether every marker in the text stands between spaces, as slow detokenizers print them."""
-    text = reply.content
-    count = len(_ANY.findall(text)) if has_tool_markers(text) or THINK_CLOSE in text else 0
-    return count > 0 and len(_SPACED.findall(f" {text}")) == count
+    """Whether every marker in the text stands between spaces, as slow detokenizers print them, or,
+    where all were parsed away, left its spaces at the edges of the fields."""
+    reasoning, content = reply.reasoning, reply.content
+    count = len(_ANY.findall(content)) if has_tool_markers(content) or THINK_CLOSE in content else 0
+    if count:
+        return len(_SPACED.findall(f" {content}")) == count
+    edges = [reasoning.endswith(" ")] if reasoning else []
+    if reasoning and content:
+        edges.append(content.startswith(" "))
+    if reply.calls and content:
+        edges.append(content.endswith(" "))
+    return bool(edges) and all(edges)
+
+
+def in_sequence(calls: Sequence[ToolCall], prior_calls: int | None) -> bool:
+    """Whether ids of parsed calls count on from the conversation's earlier ones, as Kimi's do.
+    Ids of another form are not judged here, nor any where the conversation is not known."""
+    if prior_calls is None:
+        return True
+    return all(
+        call.id.endswith(f":{n}") for n, call in enumerate(calls, prior_calls) if is_native(call.id)
+    )
 
 
 def _with(reply: Reply, **fields: object) -> Reply:
@@ -109,10 +130,10 @@ def _despaced(reply: Reply) -> Reply:
 
 def _renumbered(reply: Reply, prior_calls: int) -> Reply:
     calls = [
-        msgspec.structs.replace(c, id=f"functions.{c.name}:{prior_calls + i}")
-        if is_foreign(c)
+        msgspec.structs.replace(c, id=f"functions.{c.name}:{n}")
+        if is_foreign(c) or is_native(c.id)
         else c
-        for i, c in enumerate(reply.calls)
+        for n, c in enumerate(reply.calls, prior_calls)
     ]
     return _with(reply, calls=calls)
 

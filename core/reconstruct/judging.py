@@ -47,7 +47,8 @@ def judge(rollout: Rollout, prompt: Prompt, renderer: Renderer, offsets: StopOff
         messages=prompt.messages,
         thinking=prompt.thinking,
         allowed=offsets.allowed(provider),
-        trims=offsets.trims(provider),
+        thinking_allowed=offsets.thinking(provider),
+        lost=frozenset(offsets.lost.get(provider, ())),
     )
     rebuilt = rebuild(reply, ask, renderer)
     _check_prompt_count(rebuilt, reply.usage.prompt_tokens, len(prompt_ids))
@@ -63,12 +64,14 @@ def prompt_drift(sample: Sample) -> int | None:
 
 def ask_of(
     request: Mapping[str, Any],
-    messages: list[Message],
+    messages: list[Message] | None,
     thinking: bool,
     allowed: tuple[int, ...] = (0, -1),
-    trims: bool = False,
+    thinking_allowed: tuple[int, ...] | None = (0, 1),
+    lost: frozenset[str] = frozenset(),
 ) -> Ask:
-    """What a recorded request body says about the reply that it may get."""
+    """What a recorded request body says about the reply that it may get. `messages` None: the
+    conversation is not known."""
     tools = request.get("tools")
     names = request.get("tools_declared")
     if isinstance(tools, list):
@@ -82,9 +85,10 @@ def ask_of(
         tools=[n for n in names if isinstance(n, str)] if isinstance(names, list) else None,
         tool_choice=_tool_choice(request.get("tool_choice")),
         max_tokens=limit if type(limit) is int else None,
-        prior_calls=_calls_in(messages),
+        prior_calls=None if messages is None else _calls_in(messages),
         allowed=allowed,
-        trims=trims,
+        thinking_allowed=thinking_allowed,
+        lost=lost,
     )
 
 
@@ -160,5 +164,6 @@ def _sample(rollout: Rollout, rebuilt: Rebuilt, prompt_ids: list[int], usage: Us
         billed_tokens=rebuilt.billed,
         prompt_tokens_billed=usage.prompt_tokens,
         cost_usd=usage.cost_usd,
-        leading_space=rebuilt.leading_space,
+        reasoning_off=rebuilt.reasoning_off,
+        habits=rebuilt.habits,
     )

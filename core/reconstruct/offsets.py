@@ -1,19 +1,26 @@
 """What a provider does the same way in every reply, learned from clean replies and then held fixed.
 
 Stop token: some providers count it, some do not, so billed - rebuilt is 0 or -1 (case C49's gate).
-Leading space: Kimi's thinking nearly always starts with one; a provider that never shows one trims
-it (case C49). Pure and JSON-able; judging reads, `observe` writes.
+Thinking: `reasoning_tokens` may or may not count `</think>`, or be somebody's estimate. Habits of
+the model that never come through (see `habits`). Pure and JSON-able; judging reads, `observe`
+writes.
 """
 
 import msgspec
 
+from core.reconstruct.habits import lost_habits
 from core.schema import Sample
 
 LEARN_SAMPLES = 50
+FEW_SAMPLES = 8
+"""Below this, one reply that disagrees leaves nothing proven."""
 MIXED_SHARE = 0.1
 REFERENCE = "\u0000exact"
 """Key of the samples with server ids, which show the model itself."""
-_TRIM_SAMPLES, _TRIM_REFERENCE_SHARE = 20, 0.9
+_UNUSABLE_FIT = 0.25
+"""A provider whose reasoning counts fit less often than this does not count the model's tokens."""
+_SUSPECT = frozenset({"spaced_markers", "special_like_text", "tool_id_foreign"})
+"""Flags of replies that may fit a count by accident: no offset is learned from them."""
 
 
 class StopOffsets(msgspec.Struct, kw_only=True):
@@ -23,8 +30,11 @@ class StopOffsets(msgspec.Struct, kw_only=True):
     seen: dict[str, list[int]] = {}
     frozen: dict[str, int] = {}
     mixed: set[str] = set()
-    leading: dict[str, list[int]] = {}
-    """Per provider: replies whose thinking starts with a space, and all with thinking."""
+    thoughts: dict[str, list[int]] = {}
+    """Per provider: replies whose reasoning count is that of the text, one more, neither."""
+    habits: dict[str, dict[str, dict[str, list[int]]]] = {}
+    """Per provider, dataset and habit: replies that show it, and that could."""
+    lost: dict[str, set[str]] = {}
 
     def allowed(self, provider: str) -> tuple[int, ...]:
         """Values of billed - rebuilt that count as equal."""
@@ -34,25 +44,38 @@ class StopOffsets(msgspec.Struct, kw_only=True):
             return (self.frozen[provider],)
         return (0, -1)
 
-    def settle(self, minimum: int = 8) -> None:
-        """Freeze what has been seen at least `minimum` times: there will be no more."""
-        for provider, seen in self.seen.items():
-            if provider not in self.frozen and sum(seen) >= minimum:
-                self._freeze(provider, seen)
+    def thinking(self, provider: str) -> tuple[int, ...] | None:
+        """Values of reported - rebuilt reasoning tokens that count as equal; None: it reports
+        something else, which proves nothing."""
+        plain, closed, other = self.thoughts.get(provider, (0, 0, 0))
+        fit = plain + closed
+        if fit + other < FEW_SAMPLES:
+            return (0, 1)
+        if fit < _UNUSABLE_FIT * (fit + other):
+            return None
+        if min(plain, closed) > MIXED_SHARE * fit:
+            return (0, 1)
+        return (0,) if plain >= closed else (1,)
 
-    def trims(self, provider: str) -> bool:
-        """True once the provider has never shown the space that the reference nearly always has."""
-        led, total = self.leading.get(REFERENCE, (0, 0))
-        if total < _TRIM_SAMPLES or led < _TRIM_REFERENCE_SHARE * total:
-            return False
-        led, total = self.leading.get(provider, (0, 0))
-        return total >= _TRIM_SAMPLES and led == 0
+    def settle(self) -> None:
+        """There will be no more: hold what was seen, however little, and compare habits once more.
+        A provider that was never seen clean stays open."""
+        for provider, seen in self.seen.items():
+            if provider not in self.frozen:
+                self._freeze(provider, seen)
+        for provider in self.habits:
+            self._compare(provider)
 
     def _freeze(self, provider: str, seen: list[int]) -> None:
-        if min(seen) > MIXED_SHARE * sum(seen):
+        total, strays = sum(seen), min(seen)
+        if strays > MIXED_SHARE * total and (strays > 1 or total < FEW_SAMPLES):
             self.mixed.add(provider)
         else:
             self.frozen[provider] = 0 if seen[0] >= seen[1] else -1
+
+    def _compare(self, provider: str) -> None:
+        if provider != REFERENCE and (model := self.habits.get(REFERENCE)):
+            self.lost[provider] = lost_habits(model, self.habits[provider])
 
 
 def provider_key(sample: Sample) -> str:
@@ -62,15 +85,23 @@ def provider_key(sample: Sample) -> str:
 def observe(offsets: StopOffsets, sample: Sample) -> None:
     """Learn from one judged sample."""
     key = REFERENCE if sample.verdict == "exact" else provider_key(sample)
-    if sample.leading_space is not None and sample.verdict != "rejected":
-        led = offsets.leading.setdefault(key, [0, 0])
-        led[0] += sample.leading_space
-        led[1] += 1
-    if sample.verdict != "consistent" or key in offsets.frozen or key in offsets.mixed:
+    if sample.habits and sample.verdict != "rejected":
+        seen = offsets.habits.setdefault(key, {}).setdefault(sample.dataset, {})
+        for name, shown in sample.habits.items():
+            count = seen.setdefault(name, [0, 0])
+            count[0] += shown
+            count[1] += 1
+        offsets._compare(key)
+    consistent = sample.verdict == "consistent"
+    if sample.reasoning_off is not None and (consistent or "reasoning_count" in sample.flags):
+        off = sample.reasoning_off
+        offsets.thoughts.setdefault(key, [0, 0, 0])[off if off in (0, 1) else 2] += 1
+    if not consistent or key in offsets.frozen or key in offsets.mixed:
         return
     if sample.billed_tokens is None or sample.rebuilt_tokens is None:
         return
-    seen = offsets.seen.setdefault(key, [0, 0])
-    seen[sample.rebuilt_tokens - sample.billed_tokens] += 1
-    if sum(seen) >= LEARN_SAMPLES:
-        offsets._freeze(key, seen)
+    if _SUSPECT.isdisjoint(sample.flags):
+        stop = offsets.seen.setdefault(key, [0, 0])
+        stop[sample.rebuilt_tokens - sample.billed_tokens] += 1
+        if sum(stop) >= LEARN_SAMPLES:
+            offsets._freeze(key, stop)

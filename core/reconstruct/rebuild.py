@@ -23,7 +23,8 @@ from core.reconstruct.completion import (
     encode,
     walk,
 )
-from core.reconstruct.hypotheses import hypotheses, is_spaced
+from core.reconstruct.habits import habits_of
+from core.reconstruct.hypotheses import hypotheses, in_sequence, is_spaced
 from core.reconstruct.reply import Reply
 from core.render.base import Grammar, Renderer
 from core.render.tokenizer import TokenizerLike, chunk_cuts
@@ -34,7 +35,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """How the reply was asked for, as far as it decides what the reply may be.
 
     `tools`: names declared, None when not known. `allowed`: values of billed - rebuilt that count
-    as equal. `trims`: the provider is known to take leading spaces away.
+    as equal; `thinking_allowed` likewise of reasoning tokens, None where they mean something else.
+    `lost`: habits of the model that the provider is known to take away.
     """
 
     thinking: bool = True
@@ -42,9 +44,11 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: str | None = None
     """`none`, `required`, or the name of the one function to call."""
     max_tokens: int | None = None
-    prior_calls: int = 0
+    prior_calls: int | None = None
+    """Calls earlier in the conversation, from where the model's own ids go on counting."""
     allowed: tuple[int, ...] = (0, -1)
-    trims: bool = False
+    thinking_allowed: tuple[int, ...] | None = (0, 1)
+    lost: frozenset[str] = frozenset()
 
 
 class Rebuilt(msgspec.Struct, kw_only=True):
@@ -60,7 +64,8 @@ class Rebuilt(msgspec.Struct, kw_only=True):
     finish: str | None = None
     rebuilt: int | None = None
     billed: int | None = None
-    leading_space: bool | None = None
+    reasoning_off: int | None = None
+    habits: dict[str, bool] = {}
 
 
 def rebuild(reply: Reply, ask: Ask, renderer: Renderer) -> Rebuilt:
@@ -135,7 +140,7 @@ def _filled(
         calls=walked.calls,
         flags=list(dict.fromkeys(flags)),
         rebuilt=len(encoded.ids),
-        leading_space=_leading_space(items, walked.kinds),
+        habits=habits_of(items, walked.kinds, walked.calls),
     )
 
 
@@ -211,7 +216,8 @@ class _TextRebuild:
             finish=finish,
             rebuilt=len(encoded.ids),
             billed=self.billed,
-            leading_space=_leading_space(draft.items, walked.kinds),
+            reasoning_off=self._reasoning_off(encoded),
+            habits=habits_of(draft.items, walked.kinds, calls),
         )
         if self._stops_at_limit():
             found.flags.append("stop_at_limit")
@@ -268,29 +274,62 @@ class _TextRebuild:
             found.verdict, found.error_class = "mismatch", "count_mismatch"
             self._try_hypotheses(found)
 
+    def _reasoning_off(self, encoded: Encoded) -> int | None:
+        """Reported minus rebuilt reasoning tokens; None where nothing, or nothing but zero, is
+        reported."""
+        reported = self.reply.usage.reasoning_tokens
+        if not self.thinking or not reported:
+            return None
+        return reported - sum(s.end - s.start for s in encoded.segments if s.kind == "reasoning")
+
+    def _thinking_fits(self, off: int | None) -> bool:
+        allowed = self.ask.thinking_allowed
+        return off is None or allowed is None or off in allowed
+
     def _judge_equal(self, found: Rebuilt, draft: Draft, foreign: bool) -> None:
         """The count fits; what is left are reasons why the ids may differ all the same."""
         if foreign:
             found.verdict, found.error_class = "rejected", "tool_id_malformed"
-        elif any(chunk_cuts(item.text) for item in draft.items):
-            # Sampled ids know no chunks; whether the canonical ones do is a guess.
-            found.verdict = "unverifiable"
-            found.flags.append("long_run")
-        elif is_spaced(self.reply):
-            found.verdict = "consistent"
+            return
+        if is_spaced(self.reply):
             found.flags.append("spaced_markers")
-            self._try_hypotheses(found, only="spaced_markers")
+            if self._try_hypotheses(found, only="spaced_markers"):
+                return
+        found.verdict = "unverifiable"
+        if any(chunk_cuts(item.text) for item in draft.items):
+            # Sampled ids know no chunks; whether the canonical ones do is a guess.
+            found.flags.append("long_run")
         elif self._may_lack_close(found):
-            found.verdict = "unverifiable"
             found.flags.append("think_close_unproven")
         elif "special_like_text" in found.flags and self._may_be_special(draft):
-            found.verdict = "unverifiable"
             found.flags.append("special_unproven")
-        elif self.ask.trims and found.leading_space is False:
-            found.verdict, found.hypothesis = "hypothesis", "trimmed_space"
-            found.flags.append("provider_trims_whitespace")
+        elif not self._thinking_fits(found.reasoning_off):
+            self._judge_thinking(found)
+        elif not in_sequence(self.reply.calls, self.ask.prior_calls):
+            found.flags.append("tool_id_out_of_sequence")
+            self._try_hypotheses(found, only="renumbered_id")
+        elif lost := {h for h in self.ask.lost if found.habits.get(h) is False}:
+            self._judge_lost(found, lost)
         else:
             found.verdict = "consistent"
+
+    def _judge_thinking(self, found: Rebuilt) -> None:
+        """The whole count fits and that of the thinking does not: text went to the wrong side of
+        `</think>`, unless the provider reports something of its own."""
+        found.flags.append("reasoning_count")
+        learned = len(self.ask.thinking_allowed or ()) == 1
+        found.verdict = "mismatch" if learned else "unverifiable"
+        found.error_class = "count_mismatch" if learned else None
+        self._try_hypotheses(found)
+
+    def _judge_lost(self, found: Rebuilt, lost: set[str]) -> None:
+        found.verdict = "hypothesis"
+        if any(name.startswith("arguments") for name in lost):
+            found.hypothesis = "compact_arguments"
+            found.flags.append("provider_rewrites_arguments")
+        if any(name.endswith("blank") for name in lost):
+            found.hypothesis = "trimmed_space"
+            found.flags.append("provider_trims_whitespace")
 
     def _may_lack_close(self, found: Rebuilt) -> bool:
         """One token short, calls right after the thinking, and the provider's offset not known yet:
@@ -313,6 +352,8 @@ class _TextRebuild:
                 continue
             walked, encoded = self._encoded(draft)
             if walked.problems or self.billed - len(encoded.ids) not in self.ask.allowed:
+                continue
+            if not self._thinking_fits(self._reasoning_off(encoded)):
                 continue
             found.verdict, found.hypothesis = "hypothesis", name
             found.error_class = "count_mismatch"
@@ -338,10 +379,3 @@ def _undeclared(calls: Sequence[ToolCall], ask: Ask) -> list[str]:
     if ask.tools is None or all(c.name in ask.tools for c in calls):
         return []
     return ["tool_undeclared"]
-
-
-def _leading_space(items: Sequence[Item], kinds: Sequence[str]) -> bool | None:
-    for item, kind in zip(items, kinds, strict=True):
-        if not item.marker:
-            return item.text.startswith(" ") if kind == "reasoning" else None
-    return None

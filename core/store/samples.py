@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ROWS_PER_FILE = 20_000
 ROWS_PER_BATCH = 1_024
-JSON_COLUMNS = {"calls": list[ToolCall], "segments": list[Segment]}
+JSON_COLUMNS = {"calls": list[ToolCall], "segments": list[Segment], "habits": dict[str, bool]}
 _EMPTY: dict[str, Any] = {
     "prompt_id": "",
     "twin_id": "",
@@ -62,7 +62,8 @@ def _schema() -> "pa.Schema":
             ("cost_usd", pa.float64()),
             ("masked", pa.list_(pa.int32())),
             ("dropped", text),
-            ("leading_space", pa.bool_()),
+            ("reasoning_off", number),
+            ("habits", text),
         ]
     )
 

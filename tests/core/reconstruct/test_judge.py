@@ -113,13 +113,22 @@ def test_mixed_offset_proves_nothing() -> None:
     assert (sample.verdict, sample.flags) == ("unverifiable", ["mixed_stop_offset"])
 
 
-def test_settle_freezes_small_runs() -> None:
-    offsets = learned([-1] * 8)
+@pytest.mark.parametrize(
+    ("diffs", "allowed"),
+    [
+        ([-1] * 8, (-1,)),
+        ([-1], (-1,)),  # what little there was agrees
+        ([0, 0, 0, -1], ()),  # too few to call one of them a stray
+        ([0] * 8 + [-1], (0,)),
+        ([0] * 12 + [-1] * 2, ()),
+        ([], (0, -1)),
+    ],
+)
+def test_settle_freezes_small_runs(diffs: list[int], allowed: tuple[int, ...]) -> None:
+    offsets = learned(diffs)
+    assert offsets.allowed("ProviderA") == (0, -1)
     offsets.settle()
-    assert offsets.allowed("ProviderA") == (-1,)
-    few = learned([-1] * 7)
-    few.settle()
-    assert few.allowed("ProviderA") == (0, -1)
+    assert offsets.allowed("ProviderA") == allowed
 
 
 def test_offsets_are_json() -> None:
@@ -307,10 +316,12 @@ def test_c49_provider_that_trims_whitespace() -> None:
     for i, body in enumerate(bodies):
         ids = renderer.tokenizer.encode_special(f" Item {i} is short.</think>ok<|im_end|>")
         local = reply({"output_ids": ids, "meta_info": {"finish_reason": {"type": "stop"}}})
-        assert (local.verdict, local.leading_space) == ("exact", True)
+        assert (local.verdict, local.habits["reasoning_starts_blank"]) == ("exact", True)
         observe(offsets, local)
         sample = reply(body)
-        assert (sample.verdict, sample.leading_space) == ("consistent", False)
+        assert sample.habits["reasoning_starts_blank"] is False
+        # Seven of seven here and none of seven there are no accident any more.
+        assert sample.verdict == ("consistent" if i < 7 else "hypothesis")
         observe(offsets, sample)
     again = [reply(body) for body in bodies]
     assert {s.verdict for s in again} == {"hypothesis"}
