@@ -336,6 +336,9 @@ OWN = frozenset(
 FLAG_SEVERITY: dict[str, Severity] = {
     "spaced_markers": "warn",
     "provider_trims_whitespace": "warn",
+    "provider_rewrites_arguments": "warn",
+    "reasoning_count": "warn",
+    "tool_id_out_of_sequence": "warn",
     "mixed_stop_offset": "warn",
     "tool_calls_duplicated": "warn",
     "stop_at_limit": "warn",
