@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from core import events as ev
 from core.config import Config, config_hash
 from core.control import CommandRequest, ControlServer, Peer
@@ -29,13 +31,14 @@ from core.errors import (
     EyasError,
     Halted,
     Tripped,
+    UsageError,
 )
 from core.gpu import HostSampler
 from core.journal import Journal
 from core.pipeline.child import StageChild
 from core.pipeline.generating import GenerateStage
 from core.pipeline.heartbeat import status_of
-from core.pipeline.setting import read_prompts, renderer_of, write_prompts
+from core.pipeline.setting import read_prompts, renderer_of, tokenizer_dir, write_prompts
 from core.pipeline.stages import BY_NAME, Markers, Stage, clear_outputs, selected, stage_named
 from core.pipeline.summary import summarise
 from core.pipeline.watch import Halt, Watch
@@ -120,6 +123,7 @@ class Engine:
                 self._loop.add_signal_handler(number, self.halt, "signal", name, "")
             prompts = await asyncio.to_thread(self._prompts)
             renderer = await asyncio.to_thread(renderer_of, self.config)
+            self._pin_tokenizer(renderer.tokenizer.sha256)
             self._announce(len(prompts))
             self.sampler.start()
             self._watch = Watch(
@@ -144,6 +148,17 @@ class Engine:
             raise
         await self._close(state, code, reason)
         return code
+
+    def _pin_tokenizer(self, sha256: str) -> None:
+        """Ids of one tokenizer never meet those of another in one run."""
+        earlier = self.manifest.tokenizer_sha256
+        if earlier and earlier != sha256:
+            raise UsageError(
+                f"{tokenizer_dir(self.config)}: not the tokenizer that this run began with "
+                f"({sha256[:12]}, was {earlier[:12]}); put it back, or start a new run"
+            )
+        self.manifest = msgspec.structs.replace(self.manifest, tokenizer_sha256=sha256)
+        write_manifest(self.run, self.manifest)
 
     def _prompts(self) -> list[Prompt]:
         if self.options.fresh_prompts or not self.run.prompts.exists():

@@ -74,6 +74,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     config_hash: str = ""
     git_sha: str = ""
     versions: dict[str, str] = {}
+    tokenizer_sha256: str = ""
+    """Of the tokenizer's files. A run's ids mean nothing under another one: resume refuses it."""
     host: str = ""
     platform: str = ""
     boot_id: str = ""
@@ -180,6 +182,7 @@ def make_manifest(run: RunDir, config: Config, argv: list[str]) -> Manifest:
         config_hash=config_hash(config),
         git_sha=_git_sha(),
         versions={"python": platform.python_version(), **_versions()},
+        tokenizer_sha256=earlier.tokenizer_sha256 if earlier else "",
         host=platform.node(),
         platform=platform.platform(),
         boot_id=boot_id(),

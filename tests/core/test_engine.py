@@ -19,7 +19,14 @@ from core.control import connect
 from core.halting import engine_pid, halt_now
 from core.journal import load_view, read_journal
 from core.pipeline import launch as lc
-from core.store import RunDir, find_run, read_manifest, read_samples, read_status
+from core.store import (
+    RunDir,
+    find_run,
+    read_manifest,
+    read_samples,
+    read_status,
+    write_manifest,
+)
 from tests.faults.rig import ROOT, Engine, Gateway, check, new_run, run_config, wait_for
 
 pytestmark = pytest.mark.timeout(300)
@@ -80,6 +87,8 @@ def test_a_run_from_launch_to_done_and_again(gateway: Gateway, tmp_path: Path) -
     assert view.stats is not None
     assert view.stats.spent_usd == pytest.approx(books.spent_usd, abs=1e-9)
 
+    assert len(manifest.tokenizer_sha256) == 64
+
     first = run.samples.joinpath("000000.parquet").read_bytes()
     requests = len(gateway.get("/gateway/requests")["requests"])
     assert Engine(run).wait() == 0  # resume of a finished run: skipped by content
@@ -90,6 +99,20 @@ def test_a_run_from_launch_to_done_and_again(gateway: Gateway, tmp_path: Path) -
     next(run.samples.glob("*.parquet")).write_bytes(b"damaged")
     assert Engine(run).wait() == 0  # a stage whose output changed is made again, to the same bytes
     assert run.samples.joinpath("000000.parquet").read_bytes() == first
+
+
+def test_another_tokenizer_is_refused_on_resume(gateway: Gateway, tmp_path: Path) -> None:
+    run = new_run(run_config(gateway, limit=6), tmp_path, "mixed")
+    manifest = read_manifest(run)
+    assert manifest is not None
+    write_manifest(run, msgspec.structs.replace(manifest, tokenizer_sha256="0" * 64))
+    with pytest.raises(
+        lc.LaunchError, match="not the tokenizer that this run began with"
+    ) as caught:
+        lc.launch(lc.Start(run, []))
+    assert caught.value.exit_code == 2
+    status = read_status(run)
+    assert status is not None and status.state == "failed" and not run.completions.exists()
 
 
 def halt_by_file(engine: Engine) -> str:
