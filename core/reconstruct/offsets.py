@@ -15,6 +15,9 @@ LEARN_SAMPLES = 50
 FEW_SAMPLES = 8
 """Below this, one reply that disagrees leaves nothing proven."""
 MIXED_SHARE = 0.1
+SPLIT_SHARE = 1 / 3
+"""A model that samples other splits of words makes replies of a provider that leaves the stop token
+out seem to count it. So many of those may stray; they are refused once the offset is held."""
 REFERENCE = "\u0000exact"
 """Key of the samples with server ids, which show the model itself."""
 _UNUSABLE_FIT = 0.25
@@ -67,11 +70,13 @@ class StopOffsets(msgspec.Struct, kw_only=True):
             self._compare(provider)
 
     def _freeze(self, provider: str, seen: list[int]) -> None:
+        counted, left_out = seen
         total, strays = sum(seen), min(seen)
-        if strays > MIXED_SHARE * total and (strays > 1 or total < FEW_SAMPLES):
+        share = MIXED_SHARE if counted >= left_out else SPLIT_SHARE
+        if (strays > share * total and strays > 1) or (strays and total < FEW_SAMPLES):
             self.mixed.add(provider)
         else:
-            self.frozen[provider] = 0 if seen[0] >= seen[1] else -1
+            self.frozen[provider] = 0 if counted >= left_out else -1
 
     def _compare(self, provider: str) -> None:
         if provider != REFERENCE and (model := self.habits.get(REFERENCE)):

@@ -10,6 +10,7 @@ import msgspec
 from core.reconstruct.rebuild import Ask, Rebuilt, rebuild
 from core.reconstruct.reply import Reply
 from core.render.base import Renderer
+from core.schema import Usage
 
 
 class Twice(NamedTuple):
@@ -42,7 +43,7 @@ def rebuilt_twice(reply: Reply, ask: Ask, renderer: Renderer) -> Twice | None:
         ids=None,
         prompt_ids=None,
         text=None,
-        usage=msgspec.structs.replace(reply.usage, completion_tokens=len(true.ids)),
+        usage=Usage(completion_tokens=len(true.ids)),
     )
     known = msgspec.structs.replace(ask, allowed=(0,), max_tokens=None)
     told = rebuild(blind, known, renderer)

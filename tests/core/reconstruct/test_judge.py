@@ -121,6 +121,8 @@ def test_mixed_offset_proves_nothing() -> None:
         ([0, 0, 0, -1], ()),  # too few to call one of them a stray
         ([0] * 8 + [-1], (0,)),
         ([0] * 12 + [-1] * 2, ()),
+        ([-1] * 12 + [0] * 5, (-1,)),  # other splits of words
+        ([-1] * 8 + [0] * 5, ()),
         ([], (0, -1)),
     ],
 )
