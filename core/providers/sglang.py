@@ -1,9 +1,10 @@
-"""SGLang servers: `/generate` with our own prompt ids (exact by construction), or chat with
-`return_token_ids`.
+"""SGLang servers: `/generate`, or chat with `return_token_ids`, both with our own prompt ids.
 
-Promises: the ids that come back are the sampled ones; every server is checked against the config
-before the first request; a cancelled request is aborted on the server too. Local servers bill
-nothing. Facts: SGLang 0.5.x."""
+Promises: the ids that come back are the sampled ones; the prompt is what we rendered, because a
+server that renders messages itself drops names, joins lists and rewrites the arguments of old calls
+(seen on 0.5.23; one that ignores `input_ids` shows it in the prompt ids that it returns); every
+server is checked against the config before the first request; a cancelled request is aborted on the
+server too. Local servers bill nothing. Facts: SGLang 0.5.x."""
 
 import asyncio
 import os
@@ -55,13 +56,13 @@ class SGLang:
 
     name = "sglang"
     streams = False
+    sends_messages = False
 
     def __init__(self, config: Config) -> None:
         options = config.generate.sglang
         if not options.urls:
             raise ConfigError("sglang.urls is empty; name the server, e.g. http://127.0.0.1:30000")
         self._endpoint = options.endpoint
-        self.sends_messages = options.endpoint == "chat"
         headers = server_headers(options.api_key_env)
         self._servers: dict[str, HttpClient] = {}
         for url in options.urls:
@@ -136,6 +137,7 @@ class SGLang:
             "rid": request.request_id,
             "model": "default",
             "messages": outgoing_messages(prompt.messages, "reasoning_content"),
+            "input_ids": request.prompt_ids,
             **asked(prompt),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
