@@ -29,6 +29,7 @@ from console.steering import Steering
 from console.update import ExactUpdate
 from console.widgets.lines import Lines
 from core.config import Console as ConsoleConfig
+from core.events import Halt
 from core.store import RunDir
 
 MAX_BACKLOG = (
@@ -65,6 +66,7 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
         self.refresh_hz = 1.0 if self.config.low_bandwidth else self.config.refresh_hz
         self._halt_presses: list[float] = []
         self._summary_seen = 0
+        self._told_below: tuple[str, Halt | None] = ("", None)
         self._paint_timer: Any = None
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
@@ -127,6 +129,18 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
         screen = self.screen
         if isinstance(screen, BaseScreen):
             screen.paint()
+        elif session is not None:
+            self._paint_below(session)
+
+    def _paint_below(self, session: Session) -> None:
+        """Under a dialog Textual sends the whole screen for every change (10 KB at 120x36), so only
+        the news that count are told there: the run's state and the halt's account.
+        """
+        told = (session.state.state, session.state.view.halt)
+        if told != self._told_below:
+            self._told_below = told
+            below = next(s for s in reversed(self.screen_stack) if isinstance(s, BaseScreen))
+            below.paint()
 
     def _offer_summary(self, session: Session) -> None:
         """The last page opens by itself, once, when it arrives while somebody watches."""

@@ -20,6 +20,7 @@ from console.sanitize import clean, wrap
 from console.state import ConsoleState
 from console.summary import headline
 from console.widgets import tokens as tk
+from console.widgets.align import difference
 from console.widgets.evidence import evidence
 from console.widgets.line import Line, Part, plain
 from console.widgets.run_panes import providers
@@ -287,7 +288,7 @@ def print_tokens(out: Console, opened: probe.Opened) -> None:
     local, other = (sample, twin) if sample.arm == "local" else (twin, sample)
     left = tk.tokens_of(tokenizer, local.completion_ids)
     right = tk.tokens_of(tokenizer, other.completion_ids)
-    diff = tk.difference(local.completion_ids, other.completion_ids)
+    diff = difference(local.completion_ids, other.completion_ids)
     names = ("local", clean(other.provider or other.backend))
     said, style = tk.headline(diff, left, right, names)
     out.print(Text(said, style=STYLE.get(style, "")))

@@ -119,15 +119,30 @@ def to_ascii(text: str) -> str:
 
 
 def wrap(text: str, cells: int) -> list[str]:
-    """Clean text in lines of at most `cells` cells, broken after spaces where there is one."""
+    """Clean text in lines of at most `cells` cells, broken after spaces where there is one. Takes
+    time in proportion to the text: a reply of megabytes without a line break comes here too.
+    """
     cells = max(cells, 2)
     lines: list[str] = []
     for line in clean_lines(text):
-        while width(line) > cells:
-            head = cut(line, cells, mark="")
-            space = head.rfind(" ")
-            head = head[: space + 1] if space > cells // 2 else head
-            lines.append(head)
-            line = line[len(head) :]
-        lines.append(line)
+        narrow = line.isascii()
+        start = 0
+        while True:
+            end = min(len(line), start + cells) if narrow else _reach(line, start, cells)
+            if end == len(line):
+                break
+            space = line.rfind(" ", start, end)
+            end = space + 1 if space - start > cells // 2 else end
+            lines.append(line[start:end])
+            start = end
+        lines.append(line[start:])
     return lines
+
+
+def _reach(line: str, start: int, cells: int) -> int:
+    """Where a piece of at most `cells` cells that begins at `start` ends."""
+    for at in range(start, len(line)):
+        cells -= get_character_cell_size(line[at])
+        if cells < 0:
+            return at
+    return len(line)

@@ -17,10 +17,12 @@ from console.screens.base import BaseScreen
 from console.screens.lists import ListScreen
 from console.session import Session
 from console.widgets import tokens as tk
+from console.widgets.align import Difference, difference
 from console.widgets.evidence import evidence
 from console.widgets.line import Column, Lazy, Line, Part, Table, fit, line
 from console.widgets.lines import Lines
 from core.errors import EyasError
+from core.schema import Sample
 
 COLUMNS = (
     Column("verdict", 14, "<", 0),
@@ -34,6 +36,8 @@ COLUMNS = (
     Column("cost", 8, ">", 4),
 )
 RELOAD_S = 5.0
+LONG_TOKENS, LONG_CHARS = 4_000, 20_000
+"""More than this is laid out in a thread: 4,000 tokens take 20 ms, a reply of 2 MB seconds."""
 
 
 class ProbeScreen(ListScreen):
@@ -133,13 +137,14 @@ class SampleScreen(BaseScreen):
         self._row, self._rows, self._against = row, rows, against
         self.opened: probe.Opened | None = None
         self.options = {True: tk.Options(ids=True), False: tk.Options()}  # by show_diff
-        self.diff: tk.Difference | None = None
+        self.diff: Difference | None = None
         self.show_diff = False
         self._left: list[tk.Token] = []
         self._right: list[tk.Token] = []
         self._tokens: list[tk.Token] = []
         self._table: tk.DiffTable | None = None
         self._drawn: tuple[Any, ...] = ()
+        self._laid: tuple[tuple[Any, ...], list[Line]] = ((), [])
 
     def body(self) -> ComposeResult:
         yield Lines("evidence", focusable=False)
@@ -182,7 +187,7 @@ class SampleScreen(BaseScreen):
         a = local.completion_ids if same_prompt else local.token_ids
         b = other.completion_ids if same_prompt else other.token_ids
         self._left, self._right = tk.tokens_of(decoder, a), tk.tokens_of(decoder, b)
-        self.diff = tk.difference(a, b)
+        self.diff = difference(a, b)
 
     @property
     def names(self) -> tuple[str, str]:
@@ -212,21 +217,37 @@ class SampleScreen(BaseScreen):
         head.set_lines(lines)
         body.has_cursor = self.show_diff
         cells = body.room[0]
-        if opened.sample is None:
-            raw = opened.raw or "no reply was kept for this prompt"
-            body.set_lines([line(part) for part in wrap(raw, cells)])
-        elif self.show_diff and self.diff is not None:
+        if self.show_diff and self.diff is not None:
             self._table = tk.DiffTable(self.diff, self._left, self._right, cells, options)
             body.set_lines(self._table, self._table.header(self.names))
+        elif self._laid[0] == key:
+            body.set_lines(self._laid[1])
+        elif len(self._tokens) > LONG_TOKENS or len(opened.raw) > LONG_CHARS:
+            body.set_lines([*self._text(opened, cells, LONG_TOKENS), line(("laying out …", "dim"))])
+            self._lay_out(key, opened, cells)
         else:
-            body.set_lines(self._flow(opened, cells))
+            body.set_lines(self._text(opened, cells))
 
-    def _flow(self, opened: probe.Opened, cells: int) -> list[Line]:
-        sample, options = opened.sample, self.options[False]
-        assert sample is not None
-        at = sample.prompt_len
-        flowing = tk.flow(self._tokens, at, cells, options, sample.loss_mask)
-        count = len(tk.flow(self._tokens[:at], at, cells, options))
+    @work(exclusive=True, group="probe-layout")
+    async def _lay_out(self, key: tuple[Any, ...], opened: probe.Opened, cells: int) -> None:
+        """In a thread; what is no longer wanted when it is done is dropped with this worker."""
+        self._laid = (key, await asyncio.to_thread(self._text, opened, cells))
+        self._drawn = ()
+        self.paint()
+
+    def _text(self, opened: probe.Opened, cells: int, most: int | None = None) -> list[Line]:
+        """The sample as it reads, or the reply as it came while there are no ids; `most` tokens or
+        characters of it.
+        """
+        if opened.sample is not None:
+            return self._flow(opened.sample, cells, most)
+        raw = opened.raw or "no reply was kept for this prompt"
+        return [line(part) for part in wrap(raw[:most], cells)]
+
+    def _flow(self, sample: Sample, cells: int, most: int | None) -> list[Line]:
+        at, options, tokens = sample.prompt_len, self.options[False], self._tokens[:most]
+        flowing = tk.flow(tokens, at, cells, options, sample.loss_mask)
+        count = len(tk.flow(tokens[:at], at, cells, options))
         made = f"completion · {len(self._tokens) - at:,} tokens"
         if sample.masked:
             made += f", {len(sample.masked):,} taken out of the loss by the audit"
@@ -249,7 +270,8 @@ class SampleScreen(BaseScreen):
         body = self.query_one("#tokens", Lines)
         if not self.show_diff or self.diff is None or self._table is None:
             return
-        places = [self._table.visible.index(h) for h in self.diff.hunks]
+        wanted = set(self.diff.hunks)
+        places = [at for at, row in enumerate(self._table.visible) if row in wanted]
         if not places:
             return
         here = body.cursor

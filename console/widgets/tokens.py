@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from console.sanitize import cell, cut, glyph, width
+from console.widgets.align import Difference
 from console.widgets.line import Line, Span, fit, line
 
 CONTEXT = 3  # equal rows kept around a difference when only differences are shown
@@ -135,38 +136,49 @@ def flow(
     lines: list[Line] = []
     row: list[Span] = []
     used = 0
+    known: dict[tuple[str, bytes, str], tuple[str, int]] = {}
 
     def end_row() -> None:
         nonlocal row, used
-        lines.append(fit(tuple(row), cells))
+        pad = (Span(" " * (cells - used)),) if used < cells else ()
+        lines.append((*row, *pad))
         row, used = [], 0
 
     for shade, (start, end) in enumerate(groups(tokens, prompt_len)):
         if start == prompt_len and row:
             end_row()
-        first, raw = tokens[start], b"".join(t.raw for t in tokens[start:end])
-        text = shown(first._replace(raw=raw), options)
+        first = tokens[start]
+        raw = first.raw if end == start + 1 else b"".join(t.raw for t in tokens[start:end])
         chip = first.kind != "text"
-        if chip:
-            text = f" {text} "
-        if options.ids:
-            ids = "+".join(str(t.id) for t in tokens[start:end])
-            text += f"{ids} " if chip else f" {ids} "
-        text = cut(text, cells)
+        ids = "+".join(str(t.id) for t in tokens[start:end]) if options.ids or chip else ""
+        key = (first.kind, raw, ids)
+        if key not in known:
+            text = cut(
+                _in_flow(first._replace(raw=raw), ids if options.ids else "", options), cells
+            )
+            known[key] = text, width(text)
+        text, size = known[key]
         beside = chip and bool(row) and row[-1].style.startswith("chip")
-        if used + beside + width(text) > cells:
+        if used + beside + size > cells:
             end_row()
             beside = False
         if beside:
             row.append(Span(" "))  # two chips side by side stay two
         trained = start >= prompt_len if mask is None else mask[start]
         row.append(Span(text, _style(first, shade, trained)))
-        used += beside + width(text)
+        used += beside + size
         if not chip and b"\n" in raw:
             end_row()
     if row:
         end_row()
     return lines
+
+
+def _in_flow(token: Token, ids: str, options: Options) -> str:
+    text = shown(token, options)
+    if token.kind != "text":
+        return f" {text} {ids} " if ids else f" {text} "
+    return f"{text} {ids} " if ids else text
 
 
 def groups(tokens: Sequence[Token], prompt_len: int) -> list[tuple[int, int]]:
@@ -204,6 +216,8 @@ def _whole(raw: bytes) -> bool:
 
 def _unfinished(raw: bytes) -> bool:
     """Ends inside a character that more bytes could complete."""
+    if raw.isascii():
+        return False
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError as e:
@@ -221,53 +235,6 @@ def _style(token: Token, shade: int, trained: bool) -> str:
 
 
 # ── difference ──────────────────────────────────────────────────────────────────────────────
-
-
-class Row(NamedTuple):
-    """`left`, `right`: indices into the two lists, -1 where one has nothing."""
-
-    sign: str
-    left: int
-    right: int
-
-
-class Difference(NamedTuple):
-    rows: list[Row]
-    hunks: list[int]  # indices of rows at which a run of differences begins
-    prefix: int
-    suffix: int
-
-    @property
-    def identical(self) -> bool:
-        return not self.hunks
-
-
-def difference(left: Sequence[int], right: Sequence[int]) -> Difference:
-    """Shortest edit script (Levenshtein) after trimming common ends: 0.03 s for 32,000 ids."""
-    from rapidfuzz.distance import Levenshtein
-
-    shorter = min(len(left), len(right))
-    prefix = next((i for i in range(shorter) if left[i] != right[i]), shorter)
-    room = shorter - prefix
-    suffix = next((i for i in range(room) if left[-1 - i] != right[-1 - i]), room)
-    rows = [Row("=", i, i) for i in range(prefix)]
-    middle_left, middle_right = (
-        left[prefix : len(left) - suffix],
-        right[prefix : len(right) - suffix],
-    )
-    for op in Levenshtein.opcodes(list(middle_left), list(middle_right)):
-        a = range(op.src_start + prefix, op.src_end + prefix)
-        b = range(op.dest_start + prefix, op.dest_end + prefix)
-        if op.tag == "equal":
-            rows += [Row("=", i, j) for i, j in zip(a, b, strict=True)]
-            continue
-        paired = min(len(a), len(b))
-        rows += [Row("≠", a[k], b[k]) for k in range(paired)]
-        rows += [Row("−", i, -1) for i in a[paired:]]
-        rows += [Row("+", -1, j) for j in b[paired:]]
-    rows += [Row("=", len(left) - suffix + k, len(right) - suffix + k) for k in range(suffix)]
-    hunks = [i for i, r in enumerate(rows) if r.sign != "=" and (i == 0 or rows[i - 1].sign == "=")]
-    return Difference(rows, hunks, prefix, suffix)
 
 
 def headline(

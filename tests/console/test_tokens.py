@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from console.widgets import tokens as tk
+from console.widgets.align import difference
 from console.widgets.line import cells, plain
 from tests.console.test_sanitize import obeyed
 
@@ -77,7 +78,7 @@ ids_lists = st.lists(st.integers(0, 6), max_size=40)
 
 @given(ids_lists, ids_lists)
 def test_a_difference_rebuilds_both_sides(a: list[int], b: list[int]) -> None:
-    diff = tk.difference(a, b)
+    diff = difference(a, b)
     assert [r.left for r in diff.rows if r.left >= 0] == list(range(len(a)))
     assert [r.right for r in diff.rows if r.right >= 0] == list(range(len(b)))
     for row in diff.rows:
@@ -97,14 +98,14 @@ def test_a_difference_rebuilds_both_sides(a: list[int], b: list[int]) -> None:
 def test_the_headline_names_the_first_divergence() -> None:
     a, b = [258, 257, 258, 263], [258, 10, 258, 263]
     left, right = tk.tokens_of(D, a), tk.tokens_of(D, b)
-    diff = tk.difference(a, b)
+    diff = difference(a, b)
     text, style = tk.headline(diff, left, right, ("local", "API"))
     assert (
         text
         == 'FIRST DIVERGENCE @1: local 257 "⏎⏎" vs API 10 "⏎" · 1 hunk · common prefix 1 · suffix 2'
     )
     assert style == "error"
-    assert tk.headline(tk.difference(a, a), left, left, ("l", "r")) == (
+    assert tk.headline(difference(a, a), left, left, ("l", "r")) == (
         "IDENTICAL (4 tokens)",
         "ok",
     )
@@ -113,10 +114,10 @@ def test_the_headline_names_the_first_divergence() -> None:
 def test_only_differences_keep_three_rows_of_context() -> None:
     a = list(range(100))
     b = [*range(50), 200, *range(51, 100)]
-    diff = tk.difference(a, b)
+    diff = difference(a, b)
     assert tk.visible_rows(diff, only_diffs=True) == [47, 48, 49, 50, 51, 52, 53]
     b[10] = 201
-    assert tk.visible_rows(tk.difference(a, b), only_diffs=True) == [
+    assert tk.visible_rows(difference(a, b), only_diffs=True) == [
         7,
         8,
         9,
@@ -136,15 +137,15 @@ def test_only_differences_keep_three_rows_of_context() -> None:
 
 
 def test_unpaired_tokens_are_plus_and_minus() -> None:
-    diff = tk.difference([1, 2, 3, 4], [1, 4])
+    diff = difference([1, 2, 3, 4], [1, 4])
     assert [r.sign for r in diff.rows] == ["=", "−", "−", "="]
-    diff = tk.difference([1, 4], [1, 2, 3, 4])
+    diff = difference([1, 4], [1, 2, 3, 4])
     assert [r.sign for r in diff.rows] == ["=", "+", "+", "="]
 
 
 @given(ids_lists, ids_lists, st.integers(30, 120))
 def test_every_row_of_the_table_fits(a: list[int], b: list[int], width: int) -> None:
-    diff = tk.difference(a, b)
+    diff = difference(a, b)
     table = tk.DiffTable(diff, tk.tokens_of(D, a), tk.tokens_of(D, b), width, tk.Options(ids=True))
     assert len(table) == len(diff.rows)
     for i in range(len(table)):
@@ -155,6 +156,6 @@ def test_every_row_of_the_table_fits(a: list[int], b: list[int], width: int) -> 
 def test_a_long_difference_is_found() -> None:
     a = [i * 7919 % 5_000 for i in range(32_000)]
     b = [*a[:15_000], 9, 9, 9, *a[15_002:]]
-    diff = tk.difference(a, b)
+    diff = difference(a, b)
     assert diff.prefix == 15_000
     assert len(diff.hunks) == 1
