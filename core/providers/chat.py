@@ -3,16 +3,13 @@
 Knows the chat completions shape and nothing of any one provider's prices or routing.
 """
 
-import math
 import time
 from typing import Any
 
 from core.providers import base
 from core.providers.classify import classify_parsed, parsed_or_none
-from core.providers.price import Price, cost_of
+from core.providers.price import Price, cost_of, finite
 from core.schema import Message, Prompt, Usage
-
-ROLES_WITH_CONTENT = ("system", "user", "assistant", "tool", "developer")
 
 
 def outgoing_messages(messages: list[Message], reasoning_field: str) -> list[Message]:
@@ -43,9 +40,8 @@ def asked(prompt: Prompt) -> dict[str, Any]:
 
 def count(value: Any) -> int | None:
     """A token count as a provider wrote it; None unless it is a whole non-negative number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return int(value) if math.isfinite(value) and value >= 0 and value == int(value) else None
+    number = finite(value)
+    return int(value) if number is not None and number >= 0 and value == int(value) else None
 
 
 def usage_of(body: dict[str, Any], price: Price) -> Usage:
@@ -67,9 +63,7 @@ def usage_of(body: dict[str, Any], price: Price) -> Usage:
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
-        reasoning_tokens=count(detail.get("reasoning_tokens"))
-        if isinstance(detail, dict)
-        else None,
+        reasoning_tokens=count(detail.get("reasoning_tokens")),
         cached_tokens=count(cached.get("cached_tokens")),
         cost_usd=cost,
         cap_usd=cap,
@@ -78,8 +72,13 @@ def usage_of(body: dict[str, Any], price: Price) -> Usage:
 
 def body_of(flight: base.Flight) -> Any:
     """A whole body parsed (None: no JSON), or the fields that the bill needs from what a stream's
-    ends said."""
-    return flight.body if flight.kind == "sse" else parsed_or_none(flight.received)
+    ends said. Nothing is read from a body that is nested too deeply: whoever judges it says so."""
+    if flight.kind == "sse":
+        return flight.body
+    try:
+        return parsed_or_none(flight.received)
+    except RecursionError:
+        return {}
 
 
 def reply_of(

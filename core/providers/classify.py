@@ -6,13 +6,13 @@ characters of foreign text. Pure."""
 
 import email.utils
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from core.providers import base
+from core.providers.price import finite
 
 MESSAGE_CHARS = 300
 MAX_RETRY_AFTER_S = 3_600.0
@@ -28,8 +28,8 @@ def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_json(raw: bytes | bytearray | str) -> Any:
-    """Any JSON value; raises ValueError. Lone surrogate escapes, which msgspec refuses, are kept
-    (case C52)."""
+    """Any JSON value; raises ValueError, and RecursionError for deep nesting. Lone surrogate
+    escapes, which msgspec refuses, are kept (case C52)."""
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -52,17 +52,16 @@ def retry_after_s(
         except ValueError:
             try:
                 value = email.utils.parsedate_to_datetime(text).timestamp() - wall_now
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 value = None
     if value is None:
         error = body.get("error")
         availability = error.get("availability") if isinstance(error, dict) else None
         value = availability.get("retry_after") if isinstance(availability, dict) else None
-    if value is None and (reset := low.get("x-ratelimit-reset", "")).isdigit():
+    if value is None and (reset := low.get("x-ratelimit-reset", "")).isdecimal():
         value = int(reset) / 1000 - wall_now
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return min(max(0.0, float(value)), MAX_RETRY_AFTER_S)
+    wait_s = finite(value)
+    return None if wait_s is None else min(max(0.0, wait_s), MAX_RETRY_AFTER_S)
 
 
 def error_message(body: Any, fallback: str) -> str:

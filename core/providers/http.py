@@ -27,6 +27,8 @@ FDS_KEPT_BACK = 64
 DNS_CACHE_S = 300
 KEEPALIVE_S = 75.0
 TAIL_EVENTS = 8
+UNREADABLE = (ValueError, RecursionError)
+"""What an event may be that the bill cannot be read from: judging the content names the fault."""
 CONTROL_TIMEOUT = aiohttp.ClientTimeout(total=20.0)
 
 
@@ -156,7 +158,7 @@ class HttpClient:
         status, raw = await self._raw(method, path, body, params)
         try:
             return status, parse_json(raw)
-        except ValueError:
+        except UNREADABLE:
             return status, None
 
     async def _raw(
@@ -222,7 +224,7 @@ async def collect_events(chunks: AsyncIterator[bytes], flight: base.Flight) -> N
 
 
 def _open_stream(payload: bytes, flight: base.Flight) -> None:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(*UNREADABLE):
         event = parse_json(payload)
         if isinstance(event, dict):
             for key in ("id", "provider", "model"):
@@ -237,7 +239,7 @@ def _note(payload: bytes, flight: base.Flight) -> None:
     content."""
     if payload == DONE:
         return
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(*UNREADABLE):
         event = parse_json(payload)
         if not isinstance(event, dict):
             return
@@ -249,7 +251,7 @@ def _note(payload: bytes, flight: base.Flight) -> None:
 
 
 def _note_error(payload: bytes, flight: base.Flight) -> None:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(*UNREADABLE):
         event = parse_json(payload)
         if isinstance(event, dict) and has_error(event):
             flight.body["error"] = event

@@ -3,10 +3,12 @@
 A cost as a provider wrote it is believed only when it can be one; everything else is unknown, never
 zero (C40)."""
 
-import math
 from typing import Any
 
 import msgspec
+
+MOST = 2**53
+"""Above it a float no longer holds every whole number."""
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,12 +33,19 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.prompt or self.completion or self.request)
 
 
+def finite(value: Any) -> float | None:
+    """A number as a provider wrote it. JSON's have no bound; beyond MOST none of ours can be meant,
+    and sums and columns of 64 bits would break."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if -MOST <= value <= MOST else None
+
+
 def money(value: Any) -> float | None:
     """A cost as a provider wrote it. Only a finite, non-negative number is one; null, text, NaN, -1
     and true are `unknown` (case C40)."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) and value >= 0 else None
+    number = finite(value)
+    return number if number is not None and number >= 0 else None
 
 
 def cost_of(usage: dict[str, Any] | None, free: bool) -> tuple[float | None, float | None]:

@@ -365,3 +365,29 @@ def _stats() -> Any:
     from core.events import Stats
 
     return Stats
+
+
+DEEP = b'{"choices": ' + b"[" * 5_000 + b"]" * 5_000 + b"}"
+HUGE = {"prompt_tokens": 10**400, "completion_tokens": 1e300, "cost": 1e300}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error_class"),
+    [
+        (says(DEEP), "body_too_deep"),
+        (streams([b"data: " + DEEP + b"\n\n", b"data: [DONE]\n\n"]), "body_too_deep"),
+        (says(completion(usage=HUGE)), None),
+    ],
+)
+async def test_a_hostile_body_is_data_and_stops_nothing(
+    answer: Any, error_class: str | None
+) -> None:
+    router = Router(answer)
+    router.lookups = {"gen-1": [(200, {"total_cost": 0.002})]}
+    async with serving(router):
+        run = Run(router, prompts_of(2), judges=really_judges(), max_in_flight=1)
+        result = await run.go()
+    assert result.reason == ""
+    assert run.rollouts[0].error_class == error_class
+    assert len(run.rollouts) == 2 and all(r.final for r in run.rollouts)
+    assert 0 < run.check_books() < 1

@@ -93,6 +93,18 @@ def test_retry_after_in_all_its_forms() -> None:
     assert retry_after_s({}, {}, WALL) is None
 
 
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"X-RateLimit-Reset": "\u00b2"}, {}),
+        ({"Retry-After": "1e400"}, {}),
+        ({}, {"error": {"availability": {"retry_after": 10**400}}}),
+    ],
+)
+def test_a_wait_that_is_no_number_is_none(headers: dict[str, str], body: dict[str, Any]) -> None:
+    assert retry_after_s(headers, body, 0.0) is None
+
+
 def test_platform_limit_is_told_from_a_provider_limit() -> None:
     own = classify_transport(429, {}, body(error={"message": "slow down", "metadata": {}}))
     upstream = classify_transport(
@@ -165,7 +177,9 @@ def test_c40_costs_that_are_none() -> None:
         assert cap == expect.get("spend_cap_counts", want)
 
 
-@pytest.mark.parametrize("value", [None, "0.25", -1, float("nan"), float("inf"), True, [], {}])
+@pytest.mark.parametrize(
+    "value", [None, "0.25", -1, float("nan"), float("inf"), True, [], {}, 1e300, 10**400]
+)
 def test_no_cost_of_the_kind_is_believed(value: Any) -> None:
     assert money(value) is None
     assert cost_of({"cost": value}, free=False) == (None, None)
@@ -186,7 +200,7 @@ def test_a_list_price_is_the_bill_where_the_server_says_none() -> None:
     )
 
 
-@pytest.mark.parametrize("value", [3.5, -2, "7", None, True, float("nan")])
+@pytest.mark.parametrize("value", [3.5, -2, "7", None, True, float("nan"), 1e19, 10**400])
 def test_token_counts_are_whole_numbers(value: Any) -> None:
     reply = {"usage": {"prompt_tokens": value, "completion_tokens": 4, "cost": 0.1}}
     assert usage_of(reply, PAID).prompt_tokens is None
