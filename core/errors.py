@@ -17,7 +17,7 @@
     └── Tripped         4  a tripwire stopped the run
 
 A message is one line: what, where, what to do. The command line prints it after `eyas: ` and
-nothing else.
+nothing else. It may quote a model, an API or a file: what a terminal would obey becomes a blank.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class EyasError(Exception):
     exit_code = EXIT_FAILED
 
     def __init__(self, message: str, kind: str = "") -> None:
-        super().__init__(" ".join(message.split("\n")))
+        super().__init__("".join(c if c.isprintable() else " " for c in message))
         self.kind = kind or type(self).__name__
 
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import pwd
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -108,6 +109,7 @@ class Engine:
         self.draining = False
         self.exit_code: int | None = None
         self._halted_by = ("", "")
+        self._status_lock = threading.Lock()
         self._background: list[asyncio.Task[None]] = []
         self._loop = asyncio.get_running_loop()
 
@@ -143,8 +145,9 @@ class Engine:
                 self._asked_to_halt,
             )
             state, code, reason = await self._carry_out()
-        except BaseException:
-            await self._close("failed", EXIT_FAILED, "start-up")
+        except BaseException as e:
+            code = e.exit_code if isinstance(e, EyasError) else EXIT_FAILED
+            await self._close("failed", code, f"start-up: {e}")
             raise
         await self._close(state, code, reason)
         return code
@@ -358,8 +361,11 @@ class Engine:
         )
 
     def _write_status(self, status: Status) -> None:
-        with contextlib.suppress(OSError):  # a full disk is seen by those who must write
-            write_status(self.run, status)
+        """A heartbeat whose thread is late must not take the place of the last one."""
+        with self._status_lock:
+            if status.exit_code == self.exit_code:
+                with contextlib.suppress(OSError):  # a full disk is seen by those who must write
+                    write_status(self.run, status)
 
     async def _close(self, state: ev.State, code: int, reason: str) -> None:
         self.exit_code = code

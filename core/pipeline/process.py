@@ -46,10 +46,11 @@ def main(argv: list[str]) -> int:
     run = RunDir(asked.run)
 
     def tell(record: dict[str, Any]) -> None:
-        if asked.ready_fd >= 0:
-            with contextlib.suppress(OSError):  # the launcher did not wait, or was told already
-                os.write(asked.ready_fd, json.dumps(record).encode() + b"\n")
-                os.close(asked.ready_fd)
+        pipe, asked.ready_fd = asked.ready_fd, -1  # once closed, its number is another file's
+        if pipe >= 0:
+            with contextlib.suppress(OSError):  # the launcher did not wait
+                os.write(pipe, json.dumps(record).encode() + b"\n")
+            os.close(pipe)
 
     code, error = EXIT_FAILED, ""
     try:

@@ -114,9 +114,9 @@ class LineFile:
 
     def __init__(self, path: Path, reserve: Reserve | None = None) -> None:
         self.path = path
-        self.torn = mend_tail(path)
         self._reserve = reserve
         try:
+            mend_tail(path)
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as e:
             raise StoreError(f"{path}: cannot be opened for writing ({e.strerror})") from e

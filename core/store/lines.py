@@ -196,7 +196,7 @@ class Appender:
             try:
                 lines.append(encode_line(item.record))
                 items.append(item)
-            except (TypeError, ValueError, msgspec.MsgspecError) as e:
+            except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as e:
                 _settle(item, StoreError(f"{self.path}: record cannot be encoded: {e}"))
         written, fault = self._file.write(lines)
         self._held = lines[written:]
@@ -252,7 +252,11 @@ class Appender:
         spool = self._spool_path(runtime_dir())
         if not spool.exists():
             return
-        if spool.parent != private_runtime_dir() or spool.lstat().st_uid != os.getuid():
+        try:
+            private = spool.parent == private_runtime_dir()
+        except HaltError as e:
+            raise StoreError(str(e)) from e
+        if not private or spool.lstat().st_uid != os.getuid():
             raise StoreError(f"{spool}: not this user's; remove it")
         written, _ = self._file.write(lines := spool.read_bytes().splitlines(keepends=True))
         if written < len(lines):

@@ -112,7 +112,9 @@ def test_another_tokenizer_is_refused_on_resume(gateway: Gateway, tmp_path: Path
         lc.launch(lc.Start(run, []))
     assert caught.value.exit_code == 2
     status = read_status(run)
-    assert status is not None and status.state == "failed" and not run.completions.exists()
+    assert status is not None and not run.completions.exists()
+    assert (status.state, status.exit_code) == ("failed", 2)
+    assert "not the tokenizer that this run began with" in status.reason
 
 
 def halt_by_file(engine: Engine) -> str:

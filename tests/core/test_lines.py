@@ -173,15 +173,19 @@ async def test_lines_are_in_the_order_of_the_calls(tmp_path: Path) -> None:
 
 
 async def test_a_record_that_cannot_be_encoded_fails_alone(tmp_path: Path) -> None:
+    deep: list[Any] = []
+    for _ in range(5_000):
+        deep = [deep]
     appender = Appender(tmp_path / "a.jsonl")
     results = await asyncio.gather(
         appender.append(Row("a")),
         appender.append(object()),
+        appender.append(deep),
         appender.append(Row("b")),
         return_exceptions=True,
     )
     appender.close()
-    assert isinstance(results[1], StoreError)
+    assert isinstance(results[1], StoreError) and isinstance(results[2], StoreError)
     assert [r.key for r in rows(tmp_path / "a.jsonl")] == ["a", "b"]
 
 
@@ -289,6 +293,25 @@ async def test_other_faults_are_named_and_keep_the_record(
         assert not isinstance(caught.value, DiskFull)
     appender.close()
     assert [r.key for r in rows(tmp_path / "a.jsonl")] == ["a"]
+
+
+def test_a_file_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").mkdir()
+    with pytest.raises(StoreError, match=r"a\.jsonl: cannot be opened for writing \(Is a dir"):
+        Appender(tmp_path / "a.jsonl")
+
+
+def test_a_spool_in_a_folder_open_to_others_is_not_taken_in(
+    tmp_path: Path, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appender = Appender(tmp_path / "a.jsonl")
+    with monkeypatch.context() as patch:
+        FullDisk(patch, room=0)
+        appender.submit(Row("paid"))
+        appender.close()
+    (runtime_dir / "eyas").chmod(0o777)
+    with pytest.raises(StoreError, match="not a private folder of this user"):
+        Appender(tmp_path / "a.jsonl")
 
 
 def test_a_reserve_that_does_not_fit_is_refused_in_one_line(
