@@ -187,19 +187,47 @@ def halt_now(run_path: Path, sever: bool = False, reason: str = "", client: str 
 
 
 def engine_pid(run_path: Path) -> int:
-    """The engine's pid when the manifest names one that is alive on this boot of this host, else
-    0."""
+    """The engine's pid when the manifest names one that is alive on this boot of this host, else 0.
+    A zombie, and another process that was given the same number since, are not alive."""
     try:
         manifest = json.loads((run_path / "run.json").read_bytes())
-        pid = int(manifest.get("pid", 0))
+        pid, started = int(manifest.get("pid", 0)), int(manifest.get("pid_started", 0))
         if pid <= 0 or manifest.get("boot_id") != boot_id():
             return 0
-        os.kill(pid, 0)
-        return pid
-    except PermissionError:
-        return pid
     except (OSError, ValueError, AttributeError, TypeError):
         return 0
+    now = process_started(pid)
+    return pid if now and (not started or now == started) else 0
+
+
+def lives_here(run_path: Path) -> bool:
+    """Whether the run's last engine was of this boot of this host. Else only the HALT file reaches
+    it, over a shared file system."""
+    try:
+        return bool(json.loads((run_path / "run.json").read_bytes())["boot_id"] == boot_id())
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+
+
+def process_started(pid: int) -> int:
+    """When a process began, in clock ticks since boot; 0 when it is gone or only waits to be
+    reaped. Without /proc: 1 for any that exists."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        state, *rest = fields.rpartition(")")[2].split()
+        return 0 if state in "ZX" else int(rest[18])
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return 0
+    except (OSError, ValueError, IndexError):
+        return 0
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return 1
+    except OSError:
+        return 0
+    return 1
 
 
 def boot_id() -> str:
@@ -240,7 +268,7 @@ def main(arguments: list[str]) -> int:
     except HaltError as e:
         sys.stderr.write(f"eyas: {e}\n")
         return 2
-    if not engine_pid(run_path) and not recorded_socket_path(run_path).exists():
+    if lives_here(run_path) and not engine_pid(run_path):
         sys.stderr.write(
             f"eyas: {run_path.name}: no engine of this run is alive here; nothing to halt\n"
         )

@@ -17,7 +17,15 @@ import msgspec
 from core.config import Config, config_hash, dump, load
 from core.errors import StoreError, UsageError
 from core.events import API_VERSION
-from core.halting import HaltError, boot_id, engine_pid, find_run_path, runs_dir, socket_path_of
+from core.halting import (
+    HaltError,
+    boot_id,
+    engine_pid,
+    find_run_path,
+    process_started,
+    runs_dir,
+    socket_path_of,
+)
 
 STALE_S = 15.0
 VERSIONS_OF = (
@@ -80,6 +88,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     platform: str = ""
     boot_id: str = ""
     pid: int = 0
+    pid_started: int = 0
+    """Clock ticks from boot to the engine's start: tells it from a later process of the same
+    number."""
     socket: str = ""
     api_version: int = API_VERSION
     created_at: float = 0.0
@@ -187,6 +198,7 @@ def make_manifest(run: RunDir, config: Config, argv: list[str]) -> Manifest:
         platform=platform.platform(),
         boot_id=boot_id(),
         pid=os.getpid(),
+        pid_started=process_started(os.getpid()),
         socket=str(socket_path_of(run.path)),
         created_at=earlier.created_at if earlier else now,
         started_at=now,
@@ -258,7 +270,7 @@ def create_run(
         try:
             write_atomic(staging / run.config_toml.name, dump(config).encode())
             manifest = msgspec.structs.replace(
-                make_manifest(run, config, argv or []), pid=0, lives=0
+                make_manifest(run, config, argv or []), pid=0, pid_started=0, lives=0
             )
             write_manifest(RunDir(staging), manifest)
             for folder in (run.journal, run.state, run.samples):

@@ -4,11 +4,19 @@ it is promised."""
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from core import cli
 from core.config import parse
-from core.store import RunDir, Status, create_run, write_status
+from core.store import (
+    RunDir,
+    Status,
+    create_run,
+    read_manifest,
+    write_manifest,
+    write_status,
+)
 
 
 @pytest.fixture
@@ -49,6 +57,17 @@ def test_mistakes_are_one_line(
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("eyas: ") and said.err.count("\n") == 1 and message in said.err
+
+
+def test_halt_reaches_another_host_through_the_file(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = read_manifest(run)
+    assert manifest is not None
+    write_manifest(run, msgspec.structs.replace(manifest, boot_id="of another host"))
+    assert cli.main(["halt", "alpha", "--reason", "smells"]) == 0
+    assert run.halt_file.read_text() == "smells\n"
+    assert "HALT file left" in capsys.readouterr().out
 
 
 def test_json_for_programs(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

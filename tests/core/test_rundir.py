@@ -1,6 +1,8 @@
 """Run creation and its refusals, manifest, heartbeat, finding runs, samples as parquet."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -8,6 +10,7 @@ import pytest
 
 from core.config import Config, parse
 from core.errors import StoreError, UsageError
+from core.halting import engine_pid, process_started
 from core.schema import Sample, Segment, ToolCall
 from core.store import (
     RunDir,
@@ -24,6 +27,7 @@ from core.store import (
     write_samples,
     write_status,
 )
+from tests.faults.rig import wait_for
 
 
 def config(**run: object) -> Config:
@@ -113,6 +117,25 @@ def test_a_dead_engine_is_seen(tmp_path: Path) -> None:
     assert observed_status(run, now=120.0).state == "stale"
     write_status(run, Status(run_id="alpha", state="done"))
     assert observed_status(run).state == "done"
+
+
+def test_a_zombie_and_a_number_given_again_are_not_the_engine(tmp_path: Path) -> None:
+    run = create_run(config(), tmp_path, "alpha")
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = process_started(child.pid)
+    manifest = msgspec.structs.replace(
+        make_manifest(run, config(), []), pid=child.pid, pid_started=started
+    )
+    write_manifest(run, manifest)
+    assert started > 0 and engine_pid(run.path) == child.pid
+    write_manifest(run, msgspec.structs.replace(manifest, pid_started=started - 1))
+    assert engine_pid(run.path) == 0
+    write_manifest(run, manifest)
+    assert child.stdin is not None
+    child.stdin.close()
+    wait_for(lambda: engine_pid(run.path) == 0, "the child to become a zombie")
+    child.wait()
+    assert process_started(child.pid) == 0
 
 
 def sample(i: int, text: str = "{}") -> Sample:
