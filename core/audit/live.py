@@ -5,13 +5,13 @@ canary look at it.
 engine's loop) and cost O(1). Nothing here stops anything: the caller acts on the trips.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from core import config
 from core.audit.canary import Canaries
 from core.audit.reading import Reader, Toolboxes, asked
 from core.audit.rules import Case, findings
-from core.audit.tripwires import Observation, Price, Tripwires
+from core.audit.tripwires import Observation, Tripwires
 from core.events import Canary, Tripwire
 from core.render.base import Renderer
 from core.schema import Finding, Prompt, Sample
@@ -44,11 +44,9 @@ COUNTED = frozenset({"consistent", "hypothesis", "mismatch"})
 class LiveAudit:
     """Rules, tripwires and canary of one run."""
 
-    def __init__(
-        self, settings: config.Config, renderer: Renderer, prices: Mapping[str, Price] | None = None
-    ) -> None:
+    def __init__(self, settings: config.Config, renderer: Renderer) -> None:
         names = [d.name for d in settings.dataset]
-        self.wires = Tripwires(settings.tripwires, prices, names)
+        self.wires = Tripwires(settings.tripwires, datasets=names)
         self.canaries = Canaries(settings.tripwires, settings.generate.canary)
         self._reader = Reader(renderer)
         self._toolboxes = Toolboxes()

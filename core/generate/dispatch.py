@@ -218,6 +218,11 @@ class Generator:
                 self._cut(aloft, "scope")
         self._wake_up()
 
+    def prices(self) -> dict[str, tuple[float, float]]:
+        """USD per prompt token and per completion token, of every provider that bills."""
+        listed = {lane.name: lane.spec.price for lane in self._lanes}
+        return {name: (p.prompt, p.completion) for name, p in listed.items() if not p.free}
+
     def canary(self, provider: str, dataset: str, passed: bool) -> None:
         """A canary's verdict from outside, where an audit judges it; without one a plain rule
         decides (`lanes.canary_fails`)."""

@@ -4,14 +4,14 @@ what they see.
 Everything but `inspect` is called on the loop. Asks for a halt or for a scope to be stopped; stops
 nothing itself."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import msgspec
 
 from core import events as ev
 from core.audit.live import LiveAudit
-from core.audit.tripwires import Observation
+from core.audit.tripwires import Observation, Price
 from core.config import Config
 from core.errors import EyasError, Tripped
 from core.render.base import Renderer
@@ -33,6 +33,7 @@ class Scopes(Protocol):
 
     def stop_scope(self, kind: str, name: str, reason: str = "") -> None: ...
     def canary(self, provider: str, dataset: str, passed: bool) -> None: ...
+    def prices(self) -> Mapping[str, tuple[float, float]]: ...
 
 
 class Watch:
@@ -55,6 +56,7 @@ class Watch:
         self._seen: dict[str, Observation] = {}
         self.trips: list[str] = []
         self.scopes: Scopes | None = None
+        self._priced = False
 
     def inspect(self, sample: Sample, prompt: Prompt) -> None:
         """In a worker thread: look at a sample; `sampled` takes up what was seen."""
@@ -62,8 +64,13 @@ class Watch:
 
     def sampled(self, sample: Sample) -> None:
         seen = self._seen.pop(sample.sample_id, None)
-        if seen is not None:
-            self._act(self._live.observe(seen))
+        if seen is None:
+            return
+        if self.scopes is not None and not self._priced:  # known once requests are in flight
+            self._priced = True
+            for provider, (prompt, completion) in self.scopes.prices().items():
+                self._live.wires.set_price(provider, Price(prompt, completion))
+        self._act(self._live.observe(seen))
 
     def event(self, event: ev.Event) -> None:
         """What passes through the journal: failed prompts, training steps, evaluations."""
