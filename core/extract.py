@@ -32,7 +32,7 @@ from core.features import (
 )
 from core.schema import Sample
 from core.store import RunDir, read_samples
-from core.target import DTYPES, Target, target_dir, target_fingerprint
+from core.target import DTYPES, Target, settle_threads, target_dir, target_fingerprint
 
 LOGITS_BUDGET = 1 << 26
 """Logits held at once (elements): 256 MiB in float32."""
@@ -199,6 +199,7 @@ def run(
     stop."""
     settings, directory = config.extract, target_dir(config)
     target = Target.load(directory, settings.aux_layers, config.target.dtype, config.target.device)
+    settle_threads(config.train.threads, config.target.device, target.hidden_size)
     meta = FeatureMeta(
         aux_layers=target.aux_layers,
         aux_boundaries=to_boundaries(target.aux_layers),

@@ -30,6 +30,7 @@ from core.errors import CaptureError, ConfigError, boundary
 from core.features import check_aux_layers
 
 WHOLE_FILE_BYTES = 256 << 20
+SMALL_HIDDEN = 1_024
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -45,6 +46,13 @@ def text_config(directory: Path) -> Any:
     """The language part of the model's config (multi-modal wrappers nest it)."""
     with boundary(ConfigError, str(directory / "config.json")):
         return AutoConfig.from_pretrained(directory, local_files_only=True).get_text_config()
+
+
+def settle_threads(threads: int, device: str, hidden_size: int) -> None:
+    """Torch's CPU threads: `threads` when given; one for small models on a CPU, whose matrices gain
+    nothing from a second thread that a busy machine makes them wait for; else torch's choice."""
+    if threads or (device == "cpu" and hidden_size < SMALL_HIDDEN):
+        torch.set_num_threads(threads or 1)
 
 
 def eos_ids(directory: Path) -> list[int]:

@@ -26,7 +26,7 @@ from core.errors import Halted, TrainError
 from core.features import FeatureReader
 from core.schema import AcceptanceCounts, EvalReport
 from core.store import RunDir, write_atomic
-from core.target import Target, eos_ids, target_dir
+from core.target import Target, eos_ids, settle_threads, target_dir
 
 LENGTH_EDGES = (128, 256, 512, 1_024, 4_096, 16_384)
 SERVED_SHARE = 0.8
@@ -178,9 +178,9 @@ def run(
         raise TrainError(
             f"{run.checkpoints}: no checkpoint; run the train stage first", kind="no_checkpoint"
         )
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
     evaluation, drafts = Evaluation(run, config, path, should_stop), config.eval.draft_tokens
+    hidden = evaluation.target.hidden_size
+    settle_threads(config.train.threads, config.target.device, hidden)
     recorded = evaluation.recorded()
     replies = evaluation.replies(emit)
     greedy = evaluation.walked(evaluation.drafter, replies)

@@ -33,7 +33,7 @@ from core.errors import Halted, TrainError
 from core.features import FeatureMeta, FeatureReader
 from core.schema import FeatureRef
 from core.store import RunDir
-from core.target import TargetHead, eos_ids, load_head, target_dir, text_config
+from core.target import TargetHead, eos_ids, load_head, settle_threads, target_dir, text_config
 
 EVENTS_PER_S = 2.0
 TRAJECTORY = (
@@ -279,10 +279,9 @@ def run(
 ) -> dict[str, Any]:
     """Train to the end, resuming from the newest checkpoint. Halted (with a checkpoint) when asked
     to stop."""
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
     directory = target_dir(config)
     reader = FeatureReader(run.features)
+    settle_threads(config.train.threads, config.train.device, reader.meta.hidden_size)
     head = load_head(directory).to(config.train.device)
     trainer = Trainer(config, reader, head, load_vocab(run.vocab), masked_now(run))
     newest = checkpoint.latest(run.checkpoints)
