@@ -3,7 +3,7 @@
     python -m console [RUN] [--read-only] [--plain] [--replay SPEED]
     python -m console list | status RUN | watch RUN | audit RUN
     python -m console probe RUN [SAMPLE] [--against SAMPLE]
-    python -m console report RUN [--html FILE]
+    python -m console report RUN
 
 A dumb terminal, or none at all, gets lines. Exit codes are those of eyas.
 """
@@ -56,8 +56,6 @@ def _page(words: list[str]) -> int:
     if words[0] == "probe":
         parser.add_argument("sample", nargs="?", default="")
         parser.add_argument("--against", default="")
-    if words[0] == "report":
-        parser.add_argument("--html", type=Path)
     parser.add_argument("--runs", type=Path)
     parser.add_argument("--plain", action="store_true")
     options = parser.parse_args(words[1:])
@@ -75,7 +73,7 @@ def _page(words: list[str]) -> int:
         case "audit":
             return plain.show_audit(run)
         case _:
-            return plain.show_report(run, options.html)
+            return plain.show_report(run)
 
 
 def _screen(words: list[str]) -> int:

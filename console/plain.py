@@ -22,6 +22,7 @@ from console.summary import headline
 from console.widgets import tokens as tk
 from console.widgets.align import difference
 from console.widgets.evidence import evidence
+from console.widgets.flow import Flow
 from console.widgets.line import Line, Part, plain
 from console.widgets.run_panes import providers
 from console.widgets.spark import spark
@@ -43,14 +44,13 @@ STYLE = {
 _PANE_ROWS = 1_000
 
 
-def make_console(record: bool = False) -> Console:
+def make_console() -> Console:
     """Never reads markup, never colours a dumb terminal or a pipe, never wraps lines of a pipe."""
     dumb = os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
     return Console(
         markup=False,
         highlight=False,
         emoji=False,
-        record=record,
         soft_wrap=not sys.stdout.isatty(),
         color_system=None if dumb else "auto",
         width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 120)),
@@ -283,7 +283,7 @@ def print_tokens(out: Console, opened: probe.Opened) -> None:
         return
     tokenizer = opened.tokenizer
     if twin is None:
-        print_lines(out, tk.flow(tk.tokens_of(tokenizer, sample.token_ids), sample.prompt_len, 110))
+        print_lines(out, Flow(tk.tokens_of(tokenizer, sample.token_ids), sample.prompt_len, 110))
         return
     local, other = (sample, twin) if sample.arm == "local" else (twin, sample)
     left = tk.tokens_of(tokenizer, local.completion_ids)
@@ -333,9 +333,9 @@ def show_audit(run: RunDir) -> int:
     return EXIT_DONE
 
 
-def show_report(run: RunDir, html: Path | None = None) -> int:
-    """`eyas report RUN [--html FILE]`: made, spent, rejected and why, drafts' quality."""
-    out = make_console(record=html is not None)
+def show_report(run: RunDir) -> int:
+    """`eyas report RUN`: made, spent, rejected and why, drafts' quality."""
+    out = make_console()
     state = loaded(run)
     view = state.view
     out.print(Text(f"{clean(run.run_id)}  {status_line(state, time.time())}", style="bold"))
@@ -366,9 +366,6 @@ def show_report(run: RunDir, html: Path | None = None) -> int:
     if view.evaluated is not None:
         print_evaluation(out, view.evaluated)
     print_summary(out, state)
-    if html is not None:
-        out.save_html(str(html))
-        out.print(Text(f"written to {clean(str(html))}"))
     return EXIT_DONE
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 import typer
 
+from core.audit import account
+from core.audit.page import render
 from core.commands.common import (
     AsJson,
     Plain,
@@ -22,9 +24,8 @@ from core.errors import EXIT_DONE, StoreError, UsageError
 from core.pipeline import launch as lc
 from core.pipeline.live_probe import prepare_live
 from core.pipeline.setting import DEMO_CONFIG
-from core.pipeline.stages import Markers
-from core.pipeline.summary import read_eval, summarise
-from core.store import RunDir, find_run, list_runs, observed_status
+from core.pipeline.summary import read_eval
+from core.store import RunDir, find_run, list_runs, observed_status, write_atomic
 
 
 @app.command()
@@ -117,10 +118,21 @@ def report(
 ) -> int:
     """What was made, spent and rejected, and what the drafter gains."""
     found = find_run(run)
+    if html is not None:
+        return _write_page(found, html)
     if not as_json:
-        return console("report", str(found.path), *(["--html", str(html)] if html else []))
-    config = found.load_config()
-    emit(summarise(found, config, Markers(found, config).done).data)
+        return console("report", str(found.path))
+    emit(account.report(found))
+    return EXIT_DONE
+
+
+def _write_page(run: RunDir, html: Path) -> int:
+    page = render(account.report(run))
+    try:
+        write_atomic(html, page.encode("utf-8", errors="backslashreplace"))
+    except OSError as e:
+        raise UsageError(f"--html {html}: cannot be written ({e.strerror}); name a file") from e
+    typer.echo(f"{html}: written")
     return EXIT_DONE
 
 
