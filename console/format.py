@@ -97,7 +97,3 @@ def age(seconds: float | None) -> str:
 def clock(ts: float) -> str:
     """Local wall-clock time of a unix time."""
     return time.strftime("%H:%M:%S", time.localtime(ts)) if ts else "--:--:--"
-
-
-def signed_percent(value: float | None) -> str:
-    return NONE if value is None else f"{value * 100:+.0f}%"

@@ -6,7 +6,6 @@ Lives in the event loop of the app. Knows nothing of widgets: the app polls `sta
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from console.client import HaltChannel, kill_engine, send, start_engine
 from console.source import follow, replay
@@ -19,12 +18,6 @@ from core.halting import engine_pid
 from core.store import RunDir
 
 Clock = Callable[[], float]
-
-
-class Reporter(Protocol):
-    """How a session tells the operator something that is not in the state."""
-
-    def __call__(self, message: str, severity: str = "information") -> None: ...
 
 
 class Session:

@@ -44,14 +44,6 @@ VERDICT: dict[str, Mark] = {
     "rejected": Mark("✗", "rejected", "error"),
 }
 
-OUTCOME: dict[str, Mark] = {
-    "ok": Mark("✓", "ok", "ok"),
-    "rejected": Mark("✗", "rejected", "error"),
-    "failed": Mark("✗", "failed", "error"),
-    "refused": Mark("■", "refused", "warn"),
-    "aborted": Mark("◇", "aborted", "warn"),
-}
-
 BREAKER: dict[str, Mark] = {
     "closed": Mark("●", "open for work", "ok"),
     "half_open": Mark("◐", "probing", "warn"),
@@ -73,8 +65,6 @@ LINK: dict[str, Mark] = {
     "lost": Mark("▲", "link lost", "error"),
     "ended": Mark("■", "ended", "dim"),
 }
-
-FINISHED = ("done", "failed", "halted", "tripped")
 
 
 def mark(table: dict[str, Mark], key: str) -> Mark:

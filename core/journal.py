@@ -233,18 +233,6 @@ def read_journal(run: RunDir, after_seq: int = 0) -> Iterator[ev.Event]:
                     yield event
 
 
-def follow_journal(run: RunDir, after_seq: int, idle: Callable[[], bool]) -> Iterator[ev.Event]:
-    """Like `read_journal`, then again and again: `idle` is called when there is nothing new (it may
-    sleep) and ends the following by returning False."""
-    while True:
-        found = False
-        for event in read_journal(run, after_seq):
-            found, after_seq = True, event.seq
-            yield event
-        if not found and not idle():
-            return
-
-
 def load_view(run: RunDir) -> vw.RunView:
     """The newest readable snapshot plus the tail."""
     view = vw.RunView()

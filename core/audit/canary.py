@@ -33,10 +33,6 @@ class Canaries:
         """True as soon as one provider has passed on this dataset."""
         return self.size == 0 or any(ok for (_, d), ok in self.verdicts.items() if d == dataset)
 
-    def allowance(self, dataset: str, sent: int) -> int | None:
-        """How many more requests of the dataset may leave after `sent`; None: no limit."""
-        return None if self.open(dataset) else max(0, self.size - sent)
-
     def observe(self, o: Observation) -> Canary | None:
         """One outcome; the verdict once, when it is known."""
         key = (o.provider, o.dataset)

@@ -99,7 +99,6 @@ class Charge(msgspec.Struct, kw_only=True):
     created: float
     prompt_tokens: int
     hold_pico: int
-    prompt_price_pico: int = 0
     cost_pico: int | None = None
     completion_tokens: int = 0
     reasoning_tokens: int = 0

@@ -16,7 +16,6 @@ from core.embedded.faults import Hits
 from core.embedded.replies import Delta, Parsed
 from core.schema import ToolCall
 
-SHAPE = "openrouter"
 COMMENT = b": OPENROUTER PROCESSING\n\n"
 DONE = b"data: [DONE]\n\n"
 HTML = b"<!DOCTYPE html><html><head><title>502 Bad Gateway</title></head><body>cloud</body></html>"

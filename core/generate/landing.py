@@ -137,7 +137,7 @@ class Lander:
         elif reply.failure is None or isinstance(reply.failure, base.Refused):
             ttft_s = flight.first_at - left_at if flight.first_at is not None else None
             lane.limit.succeeded(now, self._dice.random(), ttft_s)
-            lane.last_success, lane.throttled_since, lane.strikes = now, None, 0
+            lane.throttled_since, lane.strikes = None, 0
             lane.latency.add(now - left_at, now)
             if ttft_s is not None:
                 lane.ttft.add(ttft_s, now)

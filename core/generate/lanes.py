@@ -99,7 +99,6 @@ class Lane:
         self.name = spec.name
         self.backend = provider.name
         self.stopped = ""
-        self.last_success: float | None = None
         self.throttled_since: float | None = None
         self.strikes = 0
         self.done = self.errors = self.sent = self.tokens = 0

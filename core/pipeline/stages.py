@@ -116,10 +116,6 @@ class Markers:
             self._run.stages, msgspec.json.format(msgspec.json.encode(self.done), indent=1)
         )
 
-    def forget(self, stage: Stage) -> None:
-        if self.done.pop(stage.name, None) is not None:
-            write_atomic(self._run.stages, msgspec.json.encode(self.done))
-
     def inputs(self, stage: Stage) -> str:
         digest = hashlib.sha256(stage.name.encode())
         for section in stage.sections:

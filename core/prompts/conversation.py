@@ -94,6 +94,8 @@ def _messages(rows: list[Message], renamed: dict[str, str]) -> list[Message]:
             if isinstance(thinking, str) and thinking:
                 message["reasoning_content"] = thinking
             if row.get("tool_calls"):
+                if not isinstance(row["tool_calls"], list):
+                    raise ValueError("tool_calls is not a list")
                 waiting, order = {}, []
                 message["tool_calls"] = []
                 for call in row["tool_calls"]:

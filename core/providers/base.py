@@ -205,7 +205,6 @@ class Flight:
         "last_at",
         "left_at",
         "on_generation",
-        "on_left",
         "provider",
         "received",
         "status",
@@ -213,7 +212,6 @@ class Flight:
 
     def __init__(
         self,
-        on_left: Callable[["Flight"], None] | None = None,
         on_generation: Callable[["Flight"], None] | None = None,
     ) -> None:
         self.left_at: float | None = None
@@ -230,14 +228,11 @@ class Flight:
         self.provider: str | None = None
         self.body: dict[str, Any] = {}
         self.failure: Failure | None = None
-        self.on_left = on_left
         self.on_generation = on_generation
 
     def left(self, now: float) -> None:
         if self.left_at is None:
             self.left_at = now
-            if self.on_left:
-                self.on_left(self)
 
     def known(self, generation_id: str | None) -> None:
         if generation_id and self.generation_id is None:
@@ -282,7 +277,6 @@ class LaneSpec(msgspec.Struct, frozen=True, kw_only=True):
     rank: float = 0.0
     display: str = ""
     cancel_stops_bill: bool = False
-    max_completion_tokens: int | None = None
     note: str = ""
 
 

@@ -139,7 +139,6 @@ def _endpoint(row: dict[str, Any], tag: str, options: OpenRouter) -> Endpoint:
             display=str(row.get("provider_name") or ""),
             cancel_stops_bill=options.stream
             and (base_slug(tag) in CANCELLABLE or _named(tag, options.cancellable)),
-            max_completion_tokens=count(row.get("max_completion_tokens")),
             note=str(row.get("quantization") or ""),
         ),
         supported=frozenset(supported) if isinstance(supported, list) else frozenset(),

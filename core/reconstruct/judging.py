@@ -55,13 +55,6 @@ def judge(rollout: Rollout, prompt: Prompt, renderer: Renderer, offsets: StopOff
     return _sample(rollout, rebuilt, prompt_ids, reply.usage)
 
 
-def prompt_drift(sample: Sample) -> int | None:
-    """Billed minus rendered prompt tokens; None when not said. Fine between 0 and 3."""
-    if sample.prompt_tokens_billed is None or not sample.prompt_len:
-        return None
-    return sample.prompt_tokens_billed - sample.prompt_len
-
-
 def ask_of(
     request: Mapping[str, Any],
     messages: list[Message] | None,

@@ -12,7 +12,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Sequence, Set
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -192,10 +191,6 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return self.num_base <= token_id < self.vocab_size
-
-    @cached_property
-    def special_names(self) -> dict[int, str]:
-        return {token_id: name for name, token_id in self.specials.items()}
 
     def _encode_all(self, text: str) -> list[int]:
         return self._encoding.encode(text, allowed_special="all")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from core.errors import StoreError, boundary
 from core.schema import Sample, Segment, ToolCall
 from core.store.lines import encode_line
 from core.store.rundir import RunDir
@@ -114,12 +115,14 @@ def write_samples(run: RunDir, samples: Iterable[Sample]) -> int:
 
 def read_samples(run: RunDir, columns: list[str] | None = None) -> Iterator[Sample]:
     """All samples in file order. With `columns`, the fields left out hold their empty values (what
-    the mask and `trainable` rest on beside the verdict is always read)."""
+    the mask and `trainable` rest on beside the verdict is always read). Raises StoreError for a
+    file that is damaged or of another version."""
     import pyarrow.parquet as pq
 
     wanted = None if columns is None else sorted({*columns, *_ALWAYS})
     for path in sorted(run.samples.glob("*.parquet")):
-        with pq.ParquetFile(path) as file:
+        unreadable = boundary(StoreError, f"{path}: rebuild it (eyas stage reconstruct)")
+        with unreadable, pq.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=wanted):
                 for row in batch.to_pylist():
                     yield _sample(row)

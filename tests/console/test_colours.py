@@ -15,7 +15,6 @@ def test_no_two_states_share_a_glyph_and_word() -> None:
         status.RUN,
         status.STAGE,
         status.VERDICT,
-        status.OUTCOME,
         status.LINK,
         status.LOG,
     ):

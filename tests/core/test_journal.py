@@ -12,7 +12,7 @@ from core import events as ev
 from core import journal as jn
 from core import view as vw
 from core.config import parse
-from core.journal import Journal, follow_journal, load_view, read_journal
+from core.journal import Journal, load_view, read_journal
 from core.store import RunDir, create_run
 
 
@@ -184,21 +184,4 @@ def test_flush_is_an_fsync(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None
     journal.flush()
     size = (run.journal / parts(run)[0]).stat().st_size
     assert max(synced) == size and seqs(run) == list(range(1, 51))
-    journal.close()
-
-
-def test_following_sees_what_is_written_meanwhile(run: RunDir) -> None:
-    journal = Journal(run)
-    journal.emit(outcome(0))
-    journal.flush()
-    rounds = [0]
-
-    def idle() -> bool:
-        rounds[0] += 1
-        if rounds[0] == 1:
-            journal.emit(outcome(1))
-            journal.flush()
-        return rounds[0] < 3
-
-    assert [e.seq for e in follow_journal(run, 0, idle)] == [1, 2]
     journal.close()

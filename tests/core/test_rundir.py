@@ -173,6 +173,13 @@ def test_samples_come_back_equal_and_replace_earlier_ones(tmp_path: Path) -> Non
     assert list(read_samples(run)) == []
 
 
+def test_a_damaged_file_of_samples_is_one_line(tmp_path: Path) -> None:
+    run = create_run(config(), tmp_path, "alpha")
+    (run.samples / "000000.parquet").write_bytes(b"PAR1 cut")
+    with pytest.raises(StoreError, match=r"000000\.parquet: rebuild it \(eyas stage reconstruct\)"):
+        list(read_samples(run))
+
+
 def test_some_columns_are_enough_for_counting(tmp_path: Path) -> None:
     run = create_run(config(), tmp_path, "alpha")
     write_samples(run, [sample(i) for i in range(4)])

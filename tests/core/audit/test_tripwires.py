@@ -364,16 +364,6 @@ def test_canary_both_sides() -> None:
     assert failed.detail.startswith("4 of 4 replies do not match their billed token count")
 
 
-def test_canary_allowance() -> None:
-    canaries = Canaries(LIMITS, 4)
-    assert [canaries.allowance("b1", sent) for sent in (0, 3, 4, 9)] == [4, 1, 0, 0]
-    for _ in range(4):
-        canaries.observe(see())
-    assert canaries.allowance("b1", 4) is None
-    assert canaries.allowance("b2", 0) == 4
-    assert Canaries(LIMITS, 0).allowance("b1", 0) is None
-
-
 def test_canary_of_a_small_dataset_is_closed_by_hand() -> None:
     canaries = Canaries(LIMITS, 32)
     for _ in range(3):
