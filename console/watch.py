@@ -41,7 +41,6 @@ class Watcher:
         self.state = ConsoleState(run.run_id, read_only=True)
         self.out, self.every_s = out, every_s
         self.ended = asyncio.Event()
-        self._said = 0
 
     def say(self, message: str, style: str = "") -> None:
         self.out.print(Text(message, style=style), end="\n")
@@ -55,7 +54,6 @@ class Watcher:
 
     def on_snapshot(self, view: vw.RunView) -> None:
         self.state.load(view, time.monotonic())
-        self._said = view.seq
         self.say(f"{f.clock(view.ts)} {status_line(self.state, time.time())}")
         if view.state in EXIT_OF and self.state.link != "live":
             self._end()

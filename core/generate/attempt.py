@@ -88,8 +88,8 @@ class Aloft:
 
 
 class Landing(msgspec.Struct, kw_only=True):
-    """How an attempt ended. `sample` only for a whole reply; `stored` False when a full disk kept
-    it in memory."""
+    """How an attempt ended. `sample` only for a whole reply; `cut`: why it was cut off from here;
+    `left`: whether it was on the wire."""
 
     rollout: Rollout
     bill: Bill

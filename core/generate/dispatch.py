@@ -152,7 +152,7 @@ class Generator:
 
     def _result(self, seconds: float) -> GenerateResult:
         counts = {k: v for k, v in self._board.outcomes.items() if v}
-        pending = sum(q.pending for q in self._queues.queues)
+        pending = sum(q.pending + q.postponed for q in self._queues.queues)
         reason, detail = "", ""
         if not self._gate.is_open:
             reason = "drained" if self._gate.state == "draining" else self._gate.state

@@ -47,7 +47,7 @@ class Gate(msgspec.Struct):
 
 
 class Lander:
-    """Decides. Calls `stop_lane` and `stop_all` where one attempt shows that no other can do
+    """Decides. Stops a lane, or calls `halt`, where one attempt shows that no other can do
     better."""
 
     def __init__(
@@ -121,7 +121,9 @@ class Lander:
         except DiskFull:
             self.halt("disk_full", "")
         self._announce(rollout, None)
-        self.queues.of(prompt).ended += 1
+        queue = self.queues.of(prompt)
+        queue.ended += 1
+        queue.postponed += not final
         self.wake()
 
     def _landed(self, aloft: Aloft, reply: base.Reply, cut: str) -> None:

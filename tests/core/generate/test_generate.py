@@ -175,6 +175,7 @@ async def test_the_budget_stops_the_run_before_it_is_passed() -> None:
     refused = [r for r in run.rollouts if r.outcome == "refused"]
     assert refused and not any(r.final for r in refused)  # pending for a larger budget
     assert {r.error_class for r in refused} == {"budget"}
+    assert result.pending == len(refused)
     peak = max(s.spent_usd + s.reserved_usd for s in run.of(ev.Stats))
     assert peak <= 0.008 + 1e-9
 
