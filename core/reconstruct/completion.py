@@ -139,7 +139,7 @@ def _compare_calls(draft: Draft, reply: Reply) -> None:
         draft.problems.append("tool_calls_disagree")
 
 
-def draft_from_ids(ids: list[int], grammar: Grammar, tokenizer: TokenizerLike) -> Draft:
+def draft_from_ids(ids: list[int], tokenizer: TokenizerLike) -> Draft:
     """Cut server ids at structural ids. Any other special id is a marker too, and one too many."""
     draft = Draft(items=[])
     names = {token_id: name for name, token_id in tokenizer.specials.items()}
@@ -210,6 +210,15 @@ def walk(items: Sequence[Item], thinking: bool, opens_think: bool = True) -> Wal
         state = step
     walked.state = state
     return walked
+
+
+def walk_plain(items: Sequence[Item], end_id: int | None) -> Walked:
+    """A family whose structure is not known: specials are markers, the end token ends it."""
+    kinds = ["marker" if item.marker else "content" for item in items]
+    if items and items[-1].marker and items[-1].ids == [end_id]:
+        kinds[-1] = "end"
+    state = "ended" if kinds[-1:] == ["end"] else "content"
+    return Walked(kinds=kinds, calls=[], problems=[], flags=[], state=state)
 
 
 def _misplaced(marker: str, thinking: bool) -> str:

@@ -22,6 +22,7 @@ from core.reconstruct.completion import (
     draft_from_ids,
     encode,
     walk,
+    walk_plain,
 )
 from core.reconstruct.habits import habits_of
 from core.reconstruct.hypotheses import hypotheses, in_sequence, is_spaced
@@ -92,15 +93,14 @@ def _from_ids(reply: Reply, ask: Ask, renderer: Renderer) -> Rebuilt:
     try:
         if not _agrees(reply, ids, tokenizer):
             problems.append("ids_text_mismatch")
-        if renderer.grammar is None:
-            draft = Draft(items=[Item(False, "", ids)])
-        else:
-            draft = draft_from_ids(ids, renderer.grammar, tokenizer)
+        draft = draft_from_ids(ids, tokenizer)
     except TokenizerError:
         return msgspec.structs.replace(result, error_class="token_id_unknown")
-    thinking = _thinks(ask, renderer.grammar)
-    opens = renderer.grammar is not None and renderer.grammar.prompt_opens_think
-    walked = walk(draft.items, thinking, opens)
+    if renderer.grammar is None:
+        walked = walk_plain(draft.items, renderer.end_id)
+    else:
+        thinking = _thinks(ask, renderer.grammar)
+        walked = walk(draft.items, thinking, renderer.grammar.prompt_opens_think)
     encoded = encode(draft.items, walked.kinds, tokenizer)
     flags = list(walked.flags)
     if reply.finish not in ("length", None) and (not ids or ids[-1] != renderer.end_id):

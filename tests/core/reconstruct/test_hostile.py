@@ -119,7 +119,10 @@ def test_unknown_grammar_proves_only_bare_answers(directory: Path) -> None:
     assert of(chat_body("", calls=[call()]), 5).flags == ["no_grammar"]
     ids = [*renderer.tokenizer.encode_ordinary("hello world"), renderer.end_id]
     body = {"output_ids": ids, "meta_info": {"finish_reason": {"type": "stop"}}}
-    assert of({**body, "text": "hello world"}, len(ids)).verdict == "exact"
+    exact = of({**body, "text": "hello world"}, len(ids))
+    assert exact.verdict == "exact" and exact.segments == sample.segments
+    cut = {"output_ids": ids[:-1], "meta_info": {"finish_reason": {"type": "length"}}}
+    assert [s.kind for s in of(cut, len(ids) - 1).segments] == ["content"]
     assert of({**body, "text": "hello mars"}, len(ids)).error_class == "ids_text_mismatch"
 
 

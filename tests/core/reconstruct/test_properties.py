@@ -73,7 +73,7 @@ def test_parsing_undoes_building(
 
     grammar = embedded().grammar
     assert grammar is not None
-    draft = draft_from_ids(sample.completion_ids, grammar, embedded().tokenizer)
+    draft = draft_from_ids(sample.completion_ids, embedded().tokenizer)
     walked = walk(draft.items, thinking)
     assert walked.problems == []
     told = list(zip(draft.items, walked.kinds, strict=True))
