@@ -40,7 +40,7 @@ WORDS = [
     *("\n", "\n\n", "\t", "", "", "```", "{}", "[]", "<b>", "</p>", "<|", "|>", "</thin", "\\n"),
     *('"q"', "'q'", "12345", "⭐️", "é", "ﬀ"),
 ]
-_FIRST_CALL = re.compile(r"<\|tool_call_begin\|>[^<]*:(\d+)<")
+_CALL_NUMBER = re.compile(r"<\|tool_call_begin\|>[^<]*:(\d+)<")
 ODD = [
     *("index_high", "duplicate_id", "space_id", "bare_counter", "unicode_name", "no_prefix"),
     *("args_list", "args_broken", "args_space", "undeclared"),
@@ -85,13 +85,18 @@ def completions(renderer: Renderer, made_up: int, seed: int = 11) -> list[Comple
     """The golden ones, then `made_up` of our own; half of these are odd."""
     rows = []
     for row in golden("completions"):
-        first = _FIRST_CALL.search(row["expect"]["text"])
+        numbers = [int(n) for n in _CALL_NUMBER.findall(row["expect"]["text"])]
+        counted = numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
         rows.append(
             Completion(
                 name=row["id"],
-                odd="truncated" if row["expect"].get("truncated") else "",
+                odd="truncated"
+                if row["expect"].get("truncated")
+                else ""
+                if counted
+                else "index_high",
                 thinking=row["input"]["thinking"],
-                prior=int(first[1]) if first else 0,
+                prior=numbers[0] if numbers else 0,
                 finish="length" if row["expect"].get("truncated") else "stop",
                 ids=row["expect"]["ids"],
             )

@@ -33,6 +33,7 @@ def test_what_eyas_accepts_sglang_reads_alike(outcome: Outcome) -> None:
 def test_a_clean_completion_is_rebuilt_or_refused(outcome: Outcome) -> None:
     """No verdict `consistent` over other ids, but for damage that keeps the count."""
     clean = {v: n for v, n in outcome.verdicts.items() if v.startswith("clean")}
-    refused = {"clean: marker_fragment, same ids", "clean: empty_answer, same ids"}
-    assert set(clean) <= {"clean: consistent, same ids", *refused}
-    assert clean["clean: consistent, same ids"] >= 820
+    # Too careful: a text that ends like a marker, or blanks where markers were parsed away.
+    refused = {"marker_fragment, same ids", "empty_answer, same ids", "hypothesis, other ids"}
+    assert set(clean) <= {"clean: consistent, same ids", *(f"clean: {r}" for r in refused)}
+    assert clean["clean: consistent, same ids"] >= 0.98 * sum(clean.values())

@@ -9,6 +9,8 @@ from core.audit.record import load_audit
 from core.embedded import TARGET_DIR
 from core.store import read_samples
 from tests.kimi_files import kimi_renderer, needs_kimi
+from tests.servers.engines import QUESTIONS as ENGINE_QUESTIONS
+from tests.servers.engines import SMOLLM2, serve_and_run, sound
 from tests.servers.kimi_model import embedded_target, random_kimi
 from tests.servers.serving import free_port, needs, needs_kimi_code, served, sglang
 from tests.servers.sglang_kimi import ASKED, CAUSES, PARSERS, QUESTIONS, compared, truth_runs
@@ -49,3 +51,18 @@ def test_ground_truth_against_sglang(tmp_path: Path) -> None:
         assert found.samples == len(exact)
         assert found.with_text == (len(exact) if endpoint == "chat" else 0)
         assert found.low < found.exact / found.samples <= found.high
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param("sglang", marks=needs("sglang")), pytest.param("vllm", marks=needs("vllm"))],
+)
+@pytest.mark.skipif(
+    not (SMOLLM2 / "config.json").exists(),
+    reason=f"no model at {SMOLLM2} (EYAS_SMOLLM2 names another); see servers.md in ../shared/tools",
+)
+def test_every_sample_of_a_real_engine_is_exact(engine: str, tmp_path: Path) -> None:
+    for result in serve_and_run(engine, tmp_path):
+        assert len(result.samples) == ENGINE_QUESTIONS
+        assert [s.error_class for s in result.samples if not sound(s)] == []
+        assert sum(s.verdict == "exact" for s in result.samples) >= ENGINE_QUESTIONS - 5
