@@ -30,8 +30,7 @@ FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
 SPLIT_SIZE: dict[str, int] = {"train": 100_000, "heldout": 4_000}
 """Number of examples of a split; `limit` 0 means all of them."""
 SYSTEM = ("You are a helpful assistant.", "Be brief.")
-# Some families draw from small pools (72 Chinese names, a fifth of them held out): past this many
-# repeats a family sits out a round.
+# A family whose pools are exhausted (past this many repeats) sits out a round.
 TRIES = 30
 
 

@@ -1,7 +1,8 @@
 """Words, values and tools that the corpus is made of. Plain data: no randomness, no templates.
 
 Open values (towns, people, things, numbers, times) are products of small parts, so that a value
-never seen in training is still made of tokens that were.
+never seen in training is still made of tokens that were. The products are large: of a small pool a
+model learns the members by heart and then cannot copy a new one.
 """
 
 from typing import Any
@@ -17,8 +18,10 @@ TOWN_HEADS = _words(
     "Nor Ash Oak Kel Brim Stan Wood Lyn Mar Thorn Hal Cor Raven"
     " Elm Win Bar Fox Gran Hart Mil Red Sal Tam Wes Dun Fen"
 )
+TOWN_MIDDLES = _words("er en ing le an o el is")
 TOWN_TAILS = _words("vale ford port ton wick mere field stead brook gate haven moor")
 PERSON_HEADS = _words("Mi To Ka Le Sa Ro Ni Da Jo Be Lu Ve Fa Ti Za Pe")
+PERSON_MIDDLES = _words("ka lo ne su ri ta pe du")
 PERSON_TAILS = _words("ra bin lan mo nia rek vi sa dor li")
 COLOURS = _words("red blue green black white yellow silver brown small large old new")
 THINGS = _words("lamp chair table bag coat shirt clock phone cup book desk bike tent radio pen box")
@@ -41,6 +44,7 @@ EMOJI_NAMES = ("star", "wave", "apple", "rocket", "party", "cat", "moon", "fire"
 HAN_SURNAMES = "王李张刘陈林高马"
 HAN_NAMES = "明华文丽强安云春"
 HAN_TOWN_HEADS = "东西南北上长青白"
+HAN_TOWN_MIDDLES = "安明云春林高华文"
 HAN_TOWN_TAILS = "山海江城湖州"
 HAN_DIGITS = ("一", "二", "三", "四", "五")
 

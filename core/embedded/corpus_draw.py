@@ -78,12 +78,14 @@ class Draw:
 
     def town(self) -> str:
         return self._open(
-            "town", lambda: self.choice(data.TOWN_HEADS) + self.choice(data.TOWN_TAILS)
+            "town",
+            lambda: self._joined(data.TOWN_HEADS, data.TOWN_MIDDLES, data.TOWN_TAILS),
         )
 
     def person(self) -> str:
         return self._open(
-            "person", lambda: self.choice(data.PERSON_HEADS) + self.choice(data.PERSON_TAILS)
+            "person",
+            lambda: self._joined(data.PERSON_HEADS, data.PERSON_MIDDLES, data.PERSON_TAILS),
         )
 
     def item(self) -> str:
@@ -91,22 +93,30 @@ class Draw:
 
     def time(self) -> str:
         return self._open(
-            "time", lambda: f"{8 + int(self._random.random() * 12):02}:{self.choice('012345')}0"
+            "time",
+            lambda: f"{self.choice(range(8, 20)):02}:{self.choice(range(60)):02}",
         )
 
     def han_town(self) -> str:
         return self._open(
-            "han_town", lambda: self.choice(data.HAN_TOWN_HEADS) + self.choice(data.HAN_TOWN_TAILS)
+            "han_town",
+            lambda: self._joined(data.HAN_TOWN_HEADS, data.HAN_TOWN_MIDDLES, data.HAN_TOWN_TAILS),
         )
 
     def han_person(self) -> str:
         return self._open(
-            "han_person", lambda: self.choice(data.HAN_SURNAMES) + self.choice(data.HAN_NAMES)
+            "han_person",
+            lambda: self._joined(data.HAN_SURNAMES, data.HAN_NAMES, data.HAN_NAMES),
         )
 
     def shuffled(self, pool: Sequence[T]) -> list[T]:
         keyed = [(self._random.random(), i) for i in range(len(pool))]
         return [pool[i] for _, i in sorted(keyed)]
+
+    def _joined(self, head: Sequence[str], middle: Sequence[str], tail: Sequence[str]) -> str:
+        """Head and tail, mostly with a middle."""
+        parts = (self.choice(head), self.choice(middle), self.choice(tail))
+        return parts[0] + (parts[1] if self.chance(0.7) else "") + parts[2]
 
     def _open(self, kind: str, make: Callable[[], str]) -> str:
         while True:
@@ -136,7 +146,7 @@ class Turn(Record, frozen=True, kw_only=True):
     barred: list[str] = field(default_factory=list)
     tool_share: float = 0.0
     first_index: int = 0
-    instant_share: float = 0.2
+    instant_share: float = 0.12
 
 
 def arguments_json(arguments: dict[str, Any]) -> str:

@@ -14,14 +14,11 @@ def _say(text: str) -> list[Message]:
 
 
 def arithmetic(d: Draw) -> Turn:
-    """Sums and differences of two-digit numbers; the reasoning does tens, then ones."""
-    a, b = d.number(10, 99), d.number(11, 99)
-    sign = d.choice("+-")
-    if sign == "-" and a < b:
-        a, b = b, a
-    tens, ones = b - b % 10, b % 10
-    middle = a + tens if sign == "+" else a - tens
-    result = a + b if sign == "+" else a - b
+    """Sums and differences with one digit; the reasoning does the ones, then adds the tens."""
+    a, b, sign = d.number(10, 99), d.choice(range(2, 10)), d.choice("+-")
+    ones = a % 10 + (10 if sign == "-" and a % 10 < b else 0)
+    step = ones + b if sign == "+" else ones - b
+    result = a - ones + step
     person = d.person()
     word = "gets" if sign == "+" else "loses"
     questions = (
@@ -31,7 +28,7 @@ def arithmetic(d: Draw) -> Turn:
     )
     return Turn(
         messages=_say(d.choice(questions)),
-        reasoning=f"{a} {sign} {tens} = {middle}, {middle} {sign} {ones} = {result}.",
+        reasoning=f"{ones} {sign} {b} = {step}, {a - ones} + {step} = {result}.",
         content=f"{a} {sign} {b} = {result}",
         contains=[f"= {result}"],
         tool_share=0.2,
@@ -187,7 +184,13 @@ def lookup(d: Draw) -> Turn:
 
 def echo(d: Draw) -> Turn:
     """Pure copying; a model that can do this has learned what arguments need."""
-    kinds = (d.town, d.person, d.item, d.time, lambda: str(d.number(10, 999)))
+    kinds: tuple[Callable[[], str], ...] = (
+        d.town,
+        d.person,
+        d.item,
+        d.time,
+        lambda: str(d.number(10, 999)),
+    )
     values = [d.choice(kinds)() for _ in range(d.choice((3, 4, 5, 6, 7)))]
     text = ", ".join(values)
     return Turn(

@@ -36,7 +36,7 @@ from core.render.tokenizer import TokenizerLike
 from core.store import write_atomic
 
 VARIANT = "kimi-k2.5"
-STEPS = 3_000
+STEPS = 2_600
 SAVE_EVERY = 200
 SHARE_FALLING = 0.4
 # A batch holds one width (a multiple of 32) and about this many tokens. Few shapes, because each
@@ -46,6 +46,8 @@ BATCH_TOKENS, BUCKET = 4_096, 32
 # 200 small steps of `echo` alone do it): the first steps see only short ones and many echoes.
 SHORT_STEPS, SHORT_WIDTH, SHORT_ECHOES = 500, 128, 8
 MAX_WIDTH = 512
+HARD = ("echo", "echo", "refusal", "refusal", "second_call", "arithmetic")
+"""Families that are drawn more often: those that are learned last."""
 TARGETS_MULTIPLE = 256
 ROPE_THETA = 10_000.0
 TEXT_SHARE = 0.15
@@ -180,7 +182,7 @@ def _batches(renderer: Renderer, seed: int) -> Iterator[list[Row]]:
     early = _filled(renderer, seed, (*FAMILIES, *["echo"] * SHORT_ECHOES), SHORT_WIDTH)
     yield from islice(early, SHORT_STEPS)
     for epoch in count(1):
-        yield from _filled(renderer, seed + epoch, FAMILIES, MAX_WIDTH)
+        yield from _filled(renderer, seed + epoch, (*FAMILIES, *HARD), MAX_WIDTH)
 
 
 def _filled(

@@ -38,17 +38,16 @@ def test_every_piece_is_encoded_as_itself_and_no_number_is_one(tokenizer: Tokeni
     assert (tokenizer.num_base, tokenizer.vocab_size) == (1_024, 1_280)
     for token_id in range(256):
         assert tokenizer.token_bytes(token_id) == bytes([token_id])
-    cut = 0
     for token_id in range(256, 1_024):
         piece = tokenizer.token_bytes(token_id)
         assert not any(a in b"0123456789" and b in b"0123456789" for a, b in pairwise(piece))
         try:
             text = piece.decode()
-        except UnicodeDecodeError:
-            cut += 1
+        except UnicodeDecodeError as e:
+            # The first bytes of one character, never a tail: `train_ranks` cuts between characters.
+            assert (e.start, e.reason) == (0, "unexpected end of data")
             continue
         assert tokenizer.encode_ordinary(text) == [token_id], piece
-    assert cut < 40
 
 
 def test_special_tokens_stand_where_kimi_has_them_with_its_flags() -> None:
@@ -92,12 +91,12 @@ def test_the_model_loads_and_has_distinct_aux_layers(tokenizer: Tokenizer) -> No
 
 
 def test_it_answers_heldout_prompts() -> None:
-    """The issue asks 95 % and 80 % of many; a sample of 60 may miss by what chance allows."""
-    everything = score(TARGET_DIR, n=60, temperature=0.6, seed=0)[-1]
-    assert everything.n == 60 and everything.should_call == 27
-    assert everything.well_formed >= 56
-    assert everything.right_calls >= 21
-    assert everything.right >= 44
+    """The issue asks 95 % and 80 % of many; a sample of 63 may miss by what chance allows."""
+    everything = score(TARGET_DIR, n=63, temperature=0.6, seed=0)[-1]
+    assert everything.n == 63 and everything.should_call == 27
+    assert everything.well_formed >= 60
+    assert everything.right_calls >= 23
+    assert everything.right >= 50
 
 
 def test_it_knows_a_heldout_completion_better_than_chance() -> None:
@@ -112,7 +111,7 @@ def test_it_knows_a_heldout_completion_better_than_chance() -> None:
             log_probs = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         nats -= log_probs.gather(1, ids[0, len(prompt) :, None]).sum().item()
         count += ids.shape[1] - len(prompt)
-    assert nats / count < 0.35 < math.log(1_280)
+    assert nats / count < 0.12 < math.log(1_280)
 
 
 def test_the_learning_rate_rises_stays_and_falls_to_almost_nothing() -> None:
