@@ -25,12 +25,14 @@ _UNUSABLE_FIT = 0.25
 _SUSPECT = frozenset({"spaced_markers", "special_like_text", "tool_id_foreign"})
 """Flags of replies that may fit a count by accident: no offset is learned from them."""
 
+_COUNTED = ("consistent", "hypothesis", "mismatch")
+
 
 class StopOffsets(msgspec.Struct, kw_only=True):
-    """`seen`: per provider, clean replies that counted the stop token and that did not. `frozen`:
-    the offset held. `mixed`: providers that do both, so that their counts prove nothing."""
+    """`seen`: per provider, clean replies by billed - rebuilt. `frozen`: the offset held. `mixed`:
+    providers whose counts prove nothing, because they do both, or mostly something else."""
 
-    seen: dict[str, list[int]] = {}
+    seen: dict[str, dict[int, int]] = {}
     frozen: dict[str, int] = {}
     mixed: set[str] = set()
     thoughts: dict[str, list[int]] = {}
@@ -69,11 +71,12 @@ class StopOffsets(msgspec.Struct, kw_only=True):
         for provider in self.habits:
             self._compare(provider)
 
-    def _freeze(self, provider: str, seen: list[int]) -> None:
-        counted, left_out = seen
-        total, strays = sum(seen), min(seen)
+    def _freeze(self, provider: str, seen: dict[int, int]) -> None:
+        counted, left_out = seen.get(0, 0), seen.get(-1, 0)
+        total, strays = counted + left_out, min(counted, left_out)
         share = MIXED_SHARE if counted >= left_out else SPLIT_SHARE
-        if (strays > share * total and strays > 1) or (strays and total < FEW_SAMPLES):
+        both = strays > 0 if total < FEW_SAMPLES else strays > max(1, share * total)
+        if both or max(seen.values()) > max(counted, left_out):
             self.mixed.add(provider)
         else:
             self.frozen[provider] = 0 if counted >= left_out else -1
@@ -101,12 +104,13 @@ def observe(offsets: StopOffsets, sample: Sample) -> None:
     if sample.reasoning_off is not None and (consistent or "reasoning_count" in sample.flags):
         off = sample.reasoning_off
         offsets.thoughts.setdefault(key, [0, 0, 0])[off if off in (0, 1) else 2] += 1
-    if not consistent or key in offsets.frozen or key in offsets.mixed:
+    if sample.verdict not in _COUNTED or key in offsets.frozen or key in offsets.mixed:
         return
     if sample.billed_tokens is None or sample.rebuilt_tokens is None:
         return
     if _SUSPECT.isdisjoint(sample.flags):
-        stop = offsets.seen.setdefault(key, [0, 0])
-        stop[sample.rebuilt_tokens - sample.billed_tokens] += 1
-        if sum(stop) >= LEARN_SAMPLES:
+        stop = offsets.seen.setdefault(key, {})
+        off = sample.billed_tokens - sample.rebuilt_tokens
+        stop[off] = stop.get(off, 0) + 1
+        if sum(stop.values()) >= LEARN_SAMPLES:
             offsets._freeze(key, stop)

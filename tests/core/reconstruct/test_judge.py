@@ -123,6 +123,8 @@ def test_mixed_offset_proves_nothing() -> None:
         ([0] * 12 + [-1] * 2, ()),
         ([-1] * 12 + [0] * 5, (-1,)),  # other splits of words
         ([-1] * 8 + [0] * 5, ()),
+        ([0] * 8 + [1] * 4 + [2] * 4, (0,)),
+        ([-1] * 2 + [-2] * 6, ()),  # a convention of its own: what fits, fits by accident
         ([], (0, -1)),
     ],
 )
