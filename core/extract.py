@@ -3,8 +3,8 @@ length.
 
 Also keeps each completion token's log-probability and the target's own choice at each position, and
 checks itself: rows equal ids, states are finite, a row in a batch equals the row alone, and the
-stored last state predicts the next token. Finished samples are never extracted again. Knows samples
-and the target, nothing about drafters."""
+stored last state predicts the next token. Finished samples are never extracted again, unless their
+ids have changed since. Knows samples and the target, nothing about drafters."""
 
 # B rows, T positions, H hidden size, C = 4 captured states (see core.features), V target
 # vocabulary, N completion positions of a batch, flat
@@ -69,6 +69,7 @@ class Tally:
     chosen: int = 0
     logprob: float = 0.0
     truncated: int = 0
+    already_done: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
 
     def drop(self, kind: str) -> None:
@@ -210,8 +211,8 @@ def run(
         target_sha256=target_fingerprint(directory),
     )
     writer = FeatureWriter(run.features, meta, settings.shard_bytes)
-    finished, tally = len(writer.done), Tally()
-    rows = list(_pending(run, settings.max_length, writer.done, target.vocab_size, tally))
+    tally = Tally()
+    rows = list(_pending(run, settings.max_length, writer, target.vocab_size, tally))
     forecast = sum(len(row.ids) for row in rows) * bytes_per_token(
         target.hidden_size, DTYPES[settings.dtype]
     )
@@ -219,13 +220,13 @@ def run(
     emit(
         ev.Log(
             stage="extract",
-            message=f"{len(rows)} samples to extract, {finished} done; aux layers "
+            message=f"{len(rows)} samples to extract, {tally.already_done} done; aux layers "
             f"{target.aux_layers}; "
             f"forecast {forecast / 1e6:.1f} MB",
         )
     )
     batch_gap = _extract_all(target, rows, config, writer, tally, emit, should_stop)
-    return _summary(tally, writer, finished, forecast, batch_gap, emit)
+    return _summary(tally, writer, forecast, batch_gap, emit)
 
 
 def _extract_all(
@@ -268,16 +269,19 @@ def _extract_all(
 
 
 def _pending(
-    run: RunDir, max_length: int, done: set[str], vocab_size: int, tally: Tally
+    run: RunDir, max_length: int, writer: FeatureWriter, vocab_size: int, tally: Tally
 ) -> Iterator[Fitted]:
     columns = ["sample_id", "twin_id", "dataset", "token_ids", "prompt_len", "verdict"]
     for sample in read_samples(run, columns):
-        if not sample.trainable or sample.sample_id in done:
+        if not sample.trainable:
             continue
         try:
             fitted = fit_sample(sample, max_length)
         except CaptureError as e:
             tally.drop(e.kind)
+            continue
+        if writer.holds(sample.sample_id, fitted.ids):
+            tally.already_done += 1
             continue
         if int(fitted.ids.max()) >= vocab_size or int(fitted.ids.min()) < 0:
             raise CaptureError(
@@ -311,7 +315,6 @@ def _count(row: FeatureRow, tally: Tally) -> None:
 def _summary(
     tally: Tally,
     writer: FeatureWriter,
-    finished: int,
     forecast: int,
     batch_gap: float | None,
     emit: Callable[[ev.Event], None],
@@ -328,7 +331,7 @@ def _summary(
         )
     return {
         "samples": tally.samples,
-        "already_done": finished,
+        "already_done": tally.already_done,
         "tokens": tally.tokens,
         "completion_tokens": tally.scored,
         "argmax_match": match,

@@ -2,9 +2,9 @@
 
 A shard is a safetensors file with many samples; `index.jsonl` holds one FeatureRef a line. A shard
 appears by rename and is never written again; its refs live in its own metadata too, so the index
-can always be completed after a kill. Rows equal ids, always: a sample whose states are shorter is
-refused, never padded. Knows nothing about models; `meta.json` records which layers were taken, in
-both conventions in use."""
+can always be completed after a kill; of several refs of a sample the last one counts. Rows equal
+ids, always: a sample whose states are shorter is refused, never padded. Knows nothing about models;
+`meta.json` records which layers were taken, in both conventions in use."""
 
 # T positions, H hidden size, C = 4 captured states: low, mid, high aux layer output and last layer
 # output before the final norm. A aux layers (3).
@@ -13,6 +13,7 @@ import errno
 import hashlib
 import os
 import shutil
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -102,6 +104,11 @@ def bytes_per_token(hidden_size: int, dtype: torch.dtype) -> int:
     return CAPTURED * hidden_size * dtype.itemsize + BYTES_PER_TOKEN_BESIDE_STATES
 
 
+def crc_of(ids: Any) -> int:
+    """Checksum of token ids: states belong to these and to no others."""
+    return zlib.crc32(np.asarray(ids, dtype="<i4").tobytes())
+
+
 def check_rows(sample_id: str, num_ids: int, num_rows: int) -> None:
     """Rows must equal ids (case C67: a prefix cache drops the cached ones)."""
     if num_rows != num_ids:
@@ -148,8 +155,8 @@ def check_same_states(stored_LCH: torch.Tensor, seen_LCH: torch.Tensor, toleranc
 
 
 class FeatureWriter:
-    """Collects rows and writes a shard whenever `shard_bytes` are reached. `done` holds the
-    finished sample ids.
+    """Collects rows and writes a shard whenever `shard_bytes` are reached. `done`: the finished
+    samples, each with the checksum of its ids.
 
     Opening repairs: a torn index line is cut off, and shards that were renamed but not indexed are
     indexed."""
@@ -163,19 +170,23 @@ class FeatureWriter:
         for leftover in directory.glob(".*.tmp"):
             leftover.unlink()
         refs = _complete_index(directory)
-        self.done = {ref.sample_id for ref in refs}
+        self.done = {ref.sample_id: ref.ids_crc for ref in refs}
         self.bytes_written = sum(p.stat().st_size for p in directory.glob("*.safetensors"))
         self._next = 1 + max((int(p.stem) for p in directory.glob("*.safetensors")), default=0)
 
+    def holds(self, sample_id: str, ids: Any) -> bool:
+        """Whether the states of exactly these ids are stored."""
+        return self.done.get(sample_id) == crc_of(ids)
+
     def add(self, row: FeatureRow) -> None:
-        """Take one sample; a sample that is done already is an error, because a second copy would
-        train twice."""
+        """Take one sample; it takes the place of the same sample with other ids. One with the same
+        ids is an error: it should not have been extracted."""
         check_rows(row.sample_id, row.length, row.states_TCH.shape[0])
-        if row.sample_id in self.done:
+        if self.holds(row.sample_id, row.ids_T):
             raise StoreError(
                 f"{row.sample_id}: hidden states are stored already", kind="duplicate_features"
             )
-        self.done.add(row.sample_id)
+        self.done[row.sample_id] = crc_of(row.ids_T)
         self._rows.append(row)
         self._pending_bytes += row.states_TCH.numel() * row.states_TCH.element_size()
         if self._pending_bytes >= self._shard_bytes:
@@ -205,7 +216,7 @@ class FeatureWriter:
 
 
 class FeatureReader:
-    """Memory-mapped access to finished shards. `refs` is in index order."""
+    """Memory-mapped access to finished shards. `refs`: one a sample, in index order."""
 
     def __init__(self, directory: Path, open_shards: int = 64) -> None:
         meta = directory / "meta.json"
@@ -215,7 +226,8 @@ class FeatureReader:
             )
         with boundary(StoreError, str(meta)):
             self.meta = msgspec.json.decode(meta.read_bytes(), type=FeatureMeta)
-        self.refs = list(_read_index(directory / "index.jsonl"))
+        newest = {ref.sample_id: ref for ref in _read_index(directory / "index.jsonl")}
+        self.refs = list(newest.values())
         self._directory, self._open_shards = directory, open_shards
         self._handles: OrderedDict[str, Any] = OrderedDict()
 
@@ -293,6 +305,7 @@ def _ref(row: FeatureRow, shard: str, parts: dict[str, torch.Tensor]) -> Feature
         prompt_len=row.prompt_len,
         supervised=int(row.mask_T.sum()),
         sha256=_checksum(parts),
+        ids_crc=crc_of(row.ids_T),
     )
 
 
@@ -327,11 +340,11 @@ def _complete_index(directory: Path) -> list[FeatureRef]:
         if not data.endswith(b"\n") and data:
             write_atomic(index, data[: data.rfind(b"\n") + 1])
     refs = list(_read_index(index))
-    known = {ref.sample_id for ref in refs}
+    known = {(ref.sample_id, ref.shard) for ref in refs}
     for path in sorted(directory.glob("*.safetensors")):
         with boundary(StoreError, str(path)), safe_open(path, framework="pt") as shard:
             stored = msgspec.json.decode(shard.metadata()["refs"], type=list[FeatureRef])
-        missing = [ref for ref in stored if ref.sample_id not in known]
+        missing = [ref for ref in stored if (ref.sample_id, ref.shard) not in known]
         if missing:
             _append_lines(index, missing)
             refs += missing

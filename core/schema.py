@@ -232,7 +232,7 @@ class SpendLine(Record, frozen=True, kw_only=True):
 
 class FeatureRef(Record, frozen=True, kw_only=True):
     """Where one sample's hidden states are; never the states themselves. `sha256` covers the stored
-    bytes."""
+    bytes, `ids_crc` the ids: a sample that was asked again or rebuilt has others."""
 
     sample_id: str
     dataset: str
@@ -242,6 +242,7 @@ class FeatureRef(Record, frozen=True, kw_only=True):
     twin_id: str = ""
     supervised: int = 0
     sha256: str = ""
+    ids_crc: int = 0
 
 
 class AcceptanceCounts(Record, frozen=True, kw_only=True):

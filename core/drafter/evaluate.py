@@ -18,7 +18,7 @@ import torch
 from core import events as ev
 from core.config import Config
 from core.drafter import checkpoint
-from core.drafter.data import is_heldout, usable_samples
+from core.drafter.data import is_heldout, masked_now, usable_samples
 from core.drafter.model import Drafter
 from core.drafter.vocab import count_tokens, coverage, from_used
 from core.drafter.walk import Speculator, Steps, chain_right, count, unique_ngram_ratio, walk
@@ -109,11 +109,13 @@ class Evaluation:
         self.eos = eos_ids(directory)
 
     def recorded(self) -> list[tuple[str, Steps]]:
-        """Steps over held-out samples as generated (teacher-forced on their own text)."""
+        """Steps over held-out samples as generated (teacher-forced on their own text), as far as
+        the audit stands by them."""
         reader, share = FeatureReader(self._run.features), self.config.eval.holdout
+        kept = masked_now(self._run)
         rows = []
         for ref in reader.refs:
-            if is_heldout(ref.twin_id, share):
+            if ref.sample_id in kept and is_heldout(ref.twin_id, share):
                 self._stop_check()
                 row = reader.load(ref)
                 aux_TX = row.states_TCH[:, :3].flatten(1).float().to(self.target.device)

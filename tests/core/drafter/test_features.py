@@ -94,7 +94,7 @@ def test_resume_after_a_kill_anywhere_stores_each_sample_once(tmp_path):
     (tmp_path / "index.jsonl").write_bytes(lines[0] + lines[1][:30])
     (tmp_path / ".000004.safetensors.tmp").write_bytes(b"half")
     again = FeatureWriter(tmp_path, META, shard_bytes=1)
-    assert again.done == {"s0", "s1", "s2"}
+    assert set(again.done) == {"s0", "s1", "s2"}
     with pytest.raises(StoreError, match="stored already"):
         again.add(row("s1"))
     again.add(row("s3"))
@@ -103,6 +103,24 @@ def test_resume_after_a_kill_anywhere_stores_each_sample_once(tmp_path):
     assert {name: after[name] for name in before} == before
     assert sorted(after) == [f"00000{i}.safetensors" for i in (1, 2, 3, 4)]
     assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_a_sample_with_other_ids_takes_the_place_of_its_old_states(tmp_path):
+    writer = FeatureWriter(tmp_path, META, shard_bytes=1)
+    old, new = row("s0", length=5), row("s0", length=7)
+    writer.add(old)
+    writer.add(row("s1"))
+    again = FeatureWriter(tmp_path, META, shard_bytes=1)
+    assert again.holds("s0", old.ids_T) and not again.holds("s0", new.ids_T)
+    again.add(new)
+    assert again.holds("s0", new.ids_T) and not again.holds("s0", old.ids_T)
+    lines = (tmp_path / "index.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "index.jsonl").write_bytes(b"".join(lines[:2]))  # killed before the last line
+    FeatureWriter(tmp_path, META, shard_bytes=1)
+    reader = FeatureReader(tmp_path)
+    assert [ref.sample_id for ref in reader.refs] == ["s0", "s1"]
+    back = reader.load(reader.refs[0], verify=True)
+    assert torch.equal(back.ids_T, new.ids_T) and torch.equal(back.states_TCH, new.states_TCH)
 
 
 def test_a_torn_line_that_no_writer_has_mended_is_left_out_by_readers(tmp_path):
@@ -295,6 +313,20 @@ def test_stage_stops_and_resumes_without_doing_anything_twice(run_dir: RunDir, m
     assert sorted(index_ids(run_dir.features)) == sorted(s.sample_id for s in read_samples(run_dir))
     third = extract.run(run_dir, config, recorder.emit, recorder.should_stop)
     assert (third["samples"], third["already_done"]) == (0, 40)
+
+
+def test_a_sample_that_was_asked_again_is_extracted_again(run_dir: RunDir, make_config):
+    config, recorder = make_config(), Recorder()
+    extract.run(run_dir, config, recorder.emit, recorder.should_stop)
+    samples = list(read_samples(run_dir))
+    changed = samples[3].token_ids[:-2] + samples[3].token_ids[-1:]
+    samples[3] = msgspec.structs.replace(samples[3], token_ids=changed)
+    write_samples(run_dir, samples)
+    again = extract.run(run_dir, config, recorder.emit, recorder.should_stop)
+    assert (again["samples"], again["already_done"]) == (1, 39)
+    reader = FeatureReader(run_dir.features)
+    stored = {ref.sample_id: reader.load(ref).ids_T.tolist() for ref in reader.refs}
+    assert stored == {s.sample_id: s.token_ids for s in samples}
 
 
 def test_unusable_samples_are_counted_not_hidden(tmp_path, make_config):
