@@ -205,7 +205,7 @@ class FeatureWriter:
             refs.append(_ref(row, name, parts))
             tensors.update({f"{row.sample_id}/{part}": t for part, t in parts.items()})
         temporary = self._directory / f".{name}.tmp"
-        with _disk_boundary(self._directory):
+        with disk_boundary(self._directory / name):
             save_file(tensors, temporary, metadata={"refs": msgspec.json.encode(refs).decode()})
             _fsync(temporary)
             temporary.replace(self._directory / name)
@@ -381,12 +381,12 @@ def _fsync(path: Path) -> None:
 
 
 @contextmanager
-def _disk_boundary(directory: Path) -> Iterator[None]:
+def disk_boundary(path: Path) -> Iterator[None]:
+    """Tensors that cannot be written: DiskFull for want of space, StoreError for any other fault.
+    safetensors has an error of its own for both."""
     try:
         yield
     except (OSError, SafetensorError) as e:
         full = getattr(e, "errno", None) == errno.ENOSPC or "No space left" in str(e)
-        kind = DiskFull if full else StoreError
-        raise kind(
-            f"{directory}: a shard could not be written ({e}); free space, then resume"
-        ) from e
+        kind, remedy = (DiskFull, "free space") if full else (StoreError, "mend it")
+        raise kind(f"{path}: not written ({e}); {remedy}, then resume") from e

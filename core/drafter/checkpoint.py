@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from core.drafter.model import DraftConfig, Drafter
-from core.errors import DiskFull, StoreError, TrainError, boundary
+from core.errors import StoreError, TrainError, boundary
+from core.features import disk_boundary
 from core.target import TargetHead
 
 
@@ -51,7 +52,7 @@ def save(
     directory.mkdir(parents=True, exist_ok=True)
     final = directory / f"step-{state.step:08d}"
     temporary = directory / f".{final.name}.tmp"
-    try:
+    with disk_boundary(final):
         if temporary.exists():
             shutil.rmtree(temporary)
         temporary.mkdir()
@@ -63,10 +64,6 @@ def save(
         if final.exists():
             shutil.rmtree(final)
         temporary.replace(final)
-    except OSError as e:
-        raise DiskFull(
-            f"{final}: checkpoint not written ({e.strerror}); free space, then resume"
-        ) from e
     for old in list_checkpoints(directory)[:-keep]:
         shutil.rmtree(old)
     return final

@@ -25,8 +25,8 @@ from core.drafter import checkpoint
 from core.drafter.columns import columns_of
 from core.drafter.lint import lint
 from core.drafter.model import DraftConfig, Drafter
-from core.errors import DiskFull, ExportError
-from core.features import to_boundaries
+from core.errors import ExportError
+from core.features import disk_boundary, to_boundaries
 from core.store import RunDir
 from core.target import DTYPES, TargetHead, load_head, target_dir, text_config
 
@@ -138,7 +138,7 @@ def write(
         else hf_config(drafter.c, dtype)
     )
     temporary = directory.with_name(f".{directory.name}.tmp")
-    try:
+    with disk_boundary(directory):
         if temporary.exists():
             shutil.rmtree(temporary)
         temporary.mkdir(parents=True)
@@ -149,10 +149,6 @@ def write(
         if directory.exists():
             shutil.rmtree(directory)
         temporary.replace(directory)
-    except OSError as e:
-        raise DiskFull(
-            f"{directory}: export not written ({e.strerror}); free space, then export again"
-        ) from e
 
 
 def load_export(directory: Path, head: TargetHead) -> Drafter:

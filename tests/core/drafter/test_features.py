@@ -6,6 +6,7 @@ import json
 import msgspec
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from core import events as ev
 from core import extract
@@ -21,6 +22,7 @@ from core.features import (
     check_rows,
     check_same_states,
     default_aux_layers,
+    disk_boundary,
     refuse_if_too_big,
     to_boundaries,
 )
@@ -129,6 +131,26 @@ def test_a_torn_line_that_no_writer_has_mended_is_left_out_by_readers(tmp_path):
     with (tmp_path / "index.jsonl").open("ab") as f:
         f.write(b'{"sample_id":"s1"')
     assert [ref.sample_id for ref in FeatureReader(tmp_path).refs] == ["s0"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "remedy"),
+    [
+        (
+            SafetensorError("I/O error: No space left on device (os error 28)"),
+            DiskFull,
+            "free space",
+        ),
+        (OSError(28, "No space left on device"), DiskFull, "free space"),
+        (SafetensorError("I/O error: Permission denied (os error 13)"), StoreError, "mend it"),
+    ],
+)
+def test_tensors_that_cannot_be_written_are_one_line(tmp_path, fault, kind, remedy):
+    with pytest.raises(StoreError) as caught, disk_boundary(tmp_path / "step-1"):
+        raise fault
+    assert type(caught.value) is kind
+    assert str(caught.value).startswith(f"{tmp_path}/step-1: not written (")
+    assert str(caught.value).endswith(f"; {remedy}, then resume")
 
 
 def test_another_meta_is_refused(tmp_path):
