@@ -223,10 +223,8 @@ class _TextRebuild:
             found.flags.append("stop_at_limit")
             problems.append("truncated_length")
         main = first_class(problems)
-        if main in ("tool_section_noise", "tool_id_malformed") and is_spaced(reply):
-            found.flags.append("spaced_markers")
-            if self._try_hypotheses(found, only="spaced_markers"):
-                return found
+        if main in ("tool_section_noise", "tool_id_malformed") and self._try_despaced(found):
+            return found
         if main is not None:
             found.error_class = main
             return found
@@ -272,7 +270,8 @@ class _TextRebuild:
             self._judge_equal(found, draft, foreign)
         else:
             found.verdict, found.error_class = "mismatch", "count_mismatch"
-            self._try_hypotheses(found)
+            if not self._try_despaced(found):
+                self._try_hypotheses(found)
 
     def _reasoning_off(self, encoded: Encoded) -> int | None:
         """Reported minus rebuilt reasoning tokens; None where nothing, or nothing but zero, is
@@ -291,10 +290,8 @@ class _TextRebuild:
         if foreign:
             found.verdict, found.error_class = "rejected", "tool_id_malformed"
             return
-        if is_spaced(self.reply):
-            found.flags.append("spaced_markers")
-            if self._try_hypotheses(found, only="spaced_markers"):
-                return
+        if self._try_despaced(found):
+            return
         found.verdict = "unverifiable"
         if any(chunk_cuts(item.text) for item in draft.items):
             # Sampled ids know no chunks; whether the canonical ones do is a guess.
@@ -342,6 +339,13 @@ class _TextRebuild:
         billed = self.billed or 0
         lengths = checks.lengths_with_specials(draft.items, self.tokenizer)
         return lengths is None or any(billed - n in self.ask.allowed for n in lengths)
+
+    def _try_despaced(self, found: Rebuilt) -> bool:
+        """The one change that the text itself suggests."""
+        if not is_spaced(self.reply):
+            return False
+        found.flags.append("spaced_markers")
+        return self._try_hypotheses(found, only="spaced_markers")
 
     def _try_hypotheses(self, found: Rebuilt, only: str = "") -> bool:
         if self.billed is None or not self.ask.allowed:
