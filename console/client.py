@@ -30,6 +30,7 @@ from core.store import RunDir
 ACK_TIMEOUT_S = 10.0
 PING_S = 1.0
 REPEAT_S = 0.25  # a held key repeats; one command in this time is enough
+FILE_AFTER_S = 0.3
 TERM_S = 10.0
 
 
@@ -86,7 +87,7 @@ class HaltChannel:
         self._socket: socket.socket | None = None
         self._send_lock = threading.Lock()
         self._stop = threading.Event()
-        self._last_fire = 0.0
+        self._last_fire = float("-inf")
         self._thread = threading.Thread(target=self._serve, name="halt-link", daemon=True)
         self.armed = False
         self.fired = 0
@@ -112,14 +113,24 @@ class HaltChannel:
         sent = self._send(
             _line("command", {"id": 2 * self.fired, "name": "halt", "reason": source})
         )
-        threading.Thread(target=self._touch, args=(source,), name="halt-file", daemon=True).start()
+        # In a thread: a stuck network file system must not hold the next key.
+        touch = threading.Thread(
+            target=self._touch, args=(source, sent), name="halt-file", daemon=True
+        )
+        touch.start()
         return sent
 
-    def _touch(self, source: str) -> None:
-        # In a thread: a stuck network file system must not hold the next key.
-        if engine_pid(self._run.path) or not self._socket:
-            with contextlib.suppress(OSError):
-                write_halt_file(self._run.path, f"{source} by {client_name()}")
+    def _touch(self, source: str, sent: bool) -> None:
+        """The HALT file, for an engine that does not hear. After a command it comes a moment later,
+        so that the halt's account names who asked; and never for the engine's successor.
+        """
+        pid = engine_pid(self._run.path)
+        if sent:
+            self._stop.wait(FILE_AFTER_S)
+            if not pid or engine_pid(self._run.path) != pid:
+                return
+        with contextlib.suppress(OSError):
+            write_halt_file(self._run.path, f"{source} by {client_name()}")
 
     def _send(self, data: bytes) -> bool:
         held = self._socket

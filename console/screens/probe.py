@@ -3,6 +3,8 @@ its tokens.
 """
 
 import asyncio
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from textual import work
@@ -19,6 +21,7 @@ from console.session import Session
 from console.widgets import tokens as tk
 from console.widgets.align import Difference, difference
 from console.widgets.evidence import evidence
+from console.widgets.flow import Flow, Headed
 from console.widgets.line import Column, Lazy, Line, Part, Table, fit, line
 from console.widgets.lines import Lines
 from core.errors import EyasError
@@ -38,6 +41,8 @@ COLUMNS = (
 RELOAD_S = 5.0
 LONG_TOKENS, LONG_CHARS = 4_000, 20_000
 """More than this is laid out in a thread: 4,000 tokens take 20 ms, a reply of 2 MB seconds."""
+FIRST_PAGE = 1_000
+"""Tokens or characters that are shown meanwhile."""
 
 
 class ProbeScreen(ListScreen):
@@ -144,7 +149,9 @@ class SampleScreen(BaseScreen):
         self._tokens: list[tk.Token] = []
         self._table: tk.DiffTable | None = None
         self._drawn: tuple[Any, ...] = ()
-        self._laid: tuple[tuple[Any, ...], list[Line]] = ((), [])
+        self._mask: list[bool] = []
+        self._laid: tuple[tuple[Any, ...], Sequence[Line]] = ((), [])
+        self._stop_layout = threading.Event()
 
     def body(self) -> ComposeResult:
         yield Lines("evidence", focusable=False)
@@ -180,6 +187,7 @@ class SampleScreen(BaseScreen):
             return
         decoder = opened.tokenizer or _NoTokenizer()
         self._tokens = tk.tokens_of(decoder, sample.token_ids)
+        self._mask = sample.loss_mask
         if twin is None:
             return
         local, other = (sample, twin) if sample.arm == "local" else (twin, sample)
@@ -223,36 +231,52 @@ class SampleScreen(BaseScreen):
         elif self._laid[0] == key:
             body.set_lines(self._laid[1])
         elif len(self._tokens) > LONG_TOKENS or len(opened.raw) > LONG_CHARS:
-            body.set_lines([*self._text(opened, cells, LONG_TOKENS), line(("laying out …", "dim"))])
-            self._lay_out(key, opened, cells)
+            body.set_lines([*self._text(opened, cells, FIRST_PAGE), line(("laying out …", "dim"))])
+            self._lay_out(key, cells)
         else:
             body.set_lines(self._text(opened, cells))
 
     @work(exclusive=True, group="probe-layout")
-    async def _lay_out(self, key: tuple[Any, ...], opened: probe.Opened, cells: int) -> None:
-        """In a thread; what is no longer wanted when it is done is dropped with this worker."""
-        self._laid = (key, await asyncio.to_thread(self._text, opened, cells))
+    async def _lay_out(self, key: tuple[Any, ...], cells: int) -> None:
+        """In a thread that gives up when its lines are no longer wanted: leaving the console waits
+        for its threads.
+        """
+        self._stop_layout.set()
+        stop = self._stop_layout = threading.Event()
+        lines = await asyncio.to_thread(self._text, self.opened, cells, None, stop.is_set)
+        self._laid = (key, lines)
         self._drawn = ()
         self.paint()
 
-    def _text(self, opened: probe.Opened, cells: int, most: int | None = None) -> list[Line]:
+    def on_unmount(self) -> None:
+        self._stop_layout.set()
+
+    def _text(
+        self,
+        opened: probe.Opened,
+        cells: int,
+        most: int | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Sequence[Line]:
         """The sample as it reads, or the reply as it came while there are no ids; `most` tokens or
         characters of it.
         """
         if opened.sample is not None:
-            return self._flow(opened.sample, cells, most)
+            return self._flow(opened.sample, cells, most, stop)
         raw = opened.raw or "no reply was kept for this prompt"
         return [line(part) for part in wrap(raw[:most], cells)]
 
-    def _flow(self, sample: Sample, cells: int, most: int | None) -> list[Line]:
-        at, options, tokens = sample.prompt_len, self.options[False], self._tokens[:most]
-        flowing = tk.flow(tokens, at, cells, options, sample.loss_mask)
-        count = len(tk.flow(tokens[:at], at, cells, options))
+    def _flow(
+        self, sample: Sample, cells: int, most: int | None, stop: Callable[[], bool]
+    ) -> Sequence[Line]:
+        at = sample.prompt_len
         made = f"completion · {len(self._tokens) - at:,} tokens"
         if sample.masked:
             made += f", {len(sample.masked):,} taken out of the loss by the audit"
-        head = line((f"prompt · {at:,} tokens, outside the loss", "dim"))
-        return [head, *flowing[:count], line(" "), line((made, "dim")), *flowing[count:]]
+        prompt = [line((f"prompt · {at:,} tokens, outside the loss", "dim"))]
+        completion = [line(" "), line((made, "dim"))]
+        flow = Flow(self._tokens[:most], at, cells, self.options[False], self._mask, stop)
+        return Headed(flow, prompt, flow.prompt_rows, completion)
 
     def action_option(self, name: str) -> None:
         now = self.options[self.show_diff]

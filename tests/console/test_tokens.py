@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from console.widgets import tokens as tk
 from console.widgets.align import difference
+from console.widgets.flow import Flow, groups
 from console.widgets.line import cells, plain
 from tests.console.test_sanitize import obeyed
 
@@ -45,7 +46,7 @@ def test_what_cannot_be_seen_is_named() -> None:
 
 def test_flow_separates_prompt_from_completion_and_marks_chips() -> None:
     tokens = tk.tokens_of(D, [258, 263, 256, 257, 258, 264])
-    lines = tk.flow(tokens, 2, 30)
+    lines = Flow(tokens, 2, 30)
     assert plain(lines[0]).strip() == "city im_end"
     assert plain(lines[1]).strip() == "·the⏎⏎"
     assert [s.style for s in lines[0] if s.text.strip()] == ["even-dim", "chip-dim"]
@@ -54,21 +55,21 @@ def test_flow_separates_prompt_from_completion_and_marks_chips() -> None:
 
 def test_flow_joins_a_character_that_is_split_among_tokens() -> None:
     tokens = tk.tokens_of(D, [258, 259, 260, 256, 0xE6, 0x97])
-    assert tk.groups(tokens, 0) == [(0, 1), (1, 3), (3, 4), (4, 5), (5, 6)]
-    assert plain(tk.flow(tokens, 0, 40)[0]).strip() == "city日·the‹E6›‹97›"
-    assert "日 259+260" in plain(tk.flow(tokens, 0, 60, tk.Options(ids=True))[0])
-    assert tk.groups(tokens, 2) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
+    assert list(groups(tokens, 0)) == [(0, 1), (1, 3), (3, 4), (4, 5), (5, 6)]
+    assert plain(Flow(tokens, 0, 40)[0]).strip() == "city日·the‹E6›‹97›"
+    assert "日 259+260" in plain(Flow(tokens, 0, 60, tk.Options(ids=True))[0])
+    assert list(groups(tokens, 2)) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
 
 
 def test_masked_tokens_are_dim() -> None:
     tokens = tk.tokens_of(D, [258, 256, 258])
-    line = tk.flow(tokens, 1, 30, mask=[False, True, False])[1]
+    line = Flow(tokens, 1, 30, mask=[False, True, False])[1]
     assert [s.style for s in line if s.text.strip()] == ["odd", "even-dim"]
 
 
 @given(st.lists(st.integers(-1, 300), max_size=60), st.integers(12, 60), st.booleans())
 def test_flow_fits_and_is_harmless(ids: list[int], width: int, with_ids: bool) -> None:
-    for line in tk.flow(tk.tokens_of(D, ids), len(ids) // 2, width, tk.Options(ids=with_ids)):
+    for line in Flow(tk.tokens_of(D, ids), len(ids) // 2, width, tk.Options(ids=with_ids)):
         assert cells(line) == width
         assert not obeyed(plain(line))
 

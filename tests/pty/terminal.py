@@ -50,6 +50,7 @@ class Terminal:
         self.output = bytearray()
         self._reading = threading.Event()
         self._reading.set()
+        self._bytes_per_s = 0
         self._closed = False
 
         def adopt() -> None:
@@ -76,7 +77,7 @@ class Terminal:
             if not self._reading.wait(0.1):
                 continue
             try:
-                data = os.read(self._master, 65_536)
+                data = os.read(self._master, self._bytes_per_s // 20 or 65_536)
             except OSError:
                 return
             if not data:
@@ -84,6 +85,8 @@ class Terminal:
             self.output += data
             # pyte would draw the letters of private sequences that have a prefix.
             self._stream.feed(_plain(data))
+            if self._bytes_per_s:
+                time.sleep(len(data) / self._bytes_per_s)
 
     @property
     def text(self) -> str:
@@ -116,6 +119,10 @@ class Terminal:
 
     def resume(self) -> None:
         self._reading.set()
+
+    def throttle(self, bytes_per_s: int) -> None:
+        """From now on a slow link; 0: as fast as it comes."""
+        self._bytes_per_s = bytes_per_s
 
     def hang_up(self) -> None:
         self._closed = True

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from core.store import RunDir
+from core.store import RunDir, write_samples
+from tests.console.test_unfrozen import long_sample
 from tests.pty.terminal import CTRL_C, CTRL_X, F12, ROOT, Terminal, wait_until
 
 ENV = {"TERM": "xterm-256color", "COLORTERM": "", "LANG": "C.UTF-8", "TZ": "UTC"}
@@ -92,6 +93,27 @@ def test_halt_lands_while_the_terminal_has_stopped_reading(
     assert engine.commands("halt")[0]["role"] == "halt"
     console.resume()
     console.wait_for("■ HALTED")
+    console.send(b"q")
+    assert console.process.wait(20) == 0
+
+
+def test_halt_lands_while_a_reply_of_2_mb_is_laid_out(engine: Engine, open_console: Open) -> None:
+    """Case C84: while threads read, decode and lay out a million tokens."""
+    engine.run.samples.mkdir()
+    write_samples(engine.run, [long_sample(2_000_000)])
+    console = open_console("live", size=(120, 36))
+    console.wait_for("HALT armed")
+    console.send(b"p")
+    console.wait_for("enter open")
+    console.send(b"\r")
+    latencies = []
+    for n in (1, 2, 3):
+        time.sleep(0.4)  # one press after another while it is read, decoded and laid out
+        pressed = console.send(F12)
+        wait_until(lambda n=n: len(engine.commands("halt")) == n, "the halt at the engine")  # type: ignore[misc]
+        latencies.append((int(str(engine.commands("halt")[-1]["t_ns"])) - pressed) / 1e6)
+    assert max(latencies) < 1_000 and min(latencies) < 100, latencies
+    console.wait_for("weather·in")
     console.send(b"q")
     assert console.process.wait(20) == 0
 
