@@ -79,6 +79,17 @@ def latest(directory: Path) -> Path | None:
     return found[-1] if found else None
 
 
+def set_aside(directory: Path) -> Path:
+    """Move all checkpoints into a folder `earlier-N` of their own, where nothing looks for them."""
+    numbers = [int(p.name.removeprefix("earlier-")) for p in directory.glob("earlier-*")]
+    aside = directory / f"earlier-{1 + max(numbers, default=0)}"
+    with disk_boundary(aside):
+        aside.mkdir()
+        for path in list_checkpoints(directory):
+            path.rename(aside / path.name)
+    return aside
+
+
 def read_state(path: Path) -> CheckpointState:
     with boundary(StoreError, f"{path / 'state.json'}"):
         return msgspec.json.decode((path / "state.json").read_bytes(), type=CheckpointState)

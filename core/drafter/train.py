@@ -52,6 +52,8 @@ TRAJECTORY = (
     "dtype",
 )
 """Fields of [train] that a resume must not change."""
+DATA = ("features", "vocabulary")
+"""Parts of the contract that an applied audit changes."""
 
 
 def draft_config(config: Config, meta: FeatureMeta, draft_vocab_size: int) -> DraftConfig:
@@ -278,14 +280,18 @@ def run(
     run: RunDir, config: Config, emit: Callable[[ev.Event], None], should_stop: Callable[[], bool]
 ) -> dict[str, Any]:
     """Train to the end, resuming from the newest checkpoint. Halted (with a checkpoint) when asked
-    to stop."""
+    to stop. A training that had ended on other samples (an audit applied since) is set aside."""
     directory = target_dir(config)
     reader = FeatureReader(run.features)
     settle_threads(config.train.threads, config.train.device, reader.meta.hidden_size)
     head = load_head(directory).to(config.train.device)
     trainer = Trainer(config, reader, head, load_vocab(run.vocab), masked_now(run))
     newest = checkpoint.latest(run.checkpoints)
-    if newest is not None:
+    if newest is not None and _is_outdated(newest, trainer):
+        aside = checkpoint.set_aside(run.checkpoints)
+        message = f"the samples have changed since {newest.name}: training anew, it lies in {aside}"
+        emit(ev.Log(message=message, stage="train"))
+    elif newest is not None:
         trainer.resume(newest)
         emit(ev.Log(message=f"training resumes at step {trainer.step}", stage="train"))
     started, first_step, first_tokens = time.monotonic(), trainer.step, trainer.tokens
@@ -321,6 +327,17 @@ def run(
         "seconds": time.monotonic() - started,
         "checkpoint": newest.name if newest else "",
     }
+
+
+def _is_outdated(newest: Path, trainer: Trainer) -> bool:
+    """Whether a finished training learned from other data under the same settings."""
+    state = checkpoint.read_state(newest)
+    now = trainer.contract
+    same_settings = all(
+        state.contract.get(name) == value for name, value in now.items() if name not in DATA
+    )
+    changed = any(state.contract.get(name) != now[name] for name in DATA)
+    return state.finished and same_settings and changed
 
 
 def _report(

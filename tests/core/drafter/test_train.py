@@ -37,6 +37,9 @@ def trainer_of(run: RunDir, config) -> train.Trainer:
     )
 
 
+SILENT = (lambda _: None, lambda: False)
+
+
 def files(path: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in path.iterdir()}
 
@@ -176,6 +179,27 @@ def test_an_audit_applied_after_extraction_is_obeyed(ready: RunDir, make_config)
     assert not changed.mask_T[rows[2].prompt_len + 2]
     assert int(changed.mask_T.sum()) == len(rows[2].completion_ids) - 1
     assert now.contract["features"] != everything.contract["features"]
+
+
+def test_an_audit_applied_after_training_trains_anew_and_keeps_the_old(ready: RunDir, make_config):
+    config = make_config(eval={"holdout": 0.0})
+    train.run(ready, config, lambda _: None, lambda: False)
+    first = checkpoint.latest(ready.checkpoints)
+    assert first is not None
+    before = files(first)
+    rows = list(read_samples(ready))
+    rows[0] = msgspec.structs.replace(rows[0], dropped="audit")
+    write_samples(ready, rows)
+    with pytest.raises(TrainError, match=r"train\.lr"):  # settings are another matter
+        train.run(ready, make_config(eval={"holdout": 0.0}, train={"lr": 3e-3}), *SILENT)
+    recorder = Recorder()
+    summary = train.run(ready, config, recorder.emit, recorder.should_stop)
+    assert summary["samples"] == len(rows) - 1
+    assert any("training anew" in e.message for e in recorder.of(ev.Log))
+    newest = checkpoint.latest(ready.checkpoints)
+    assert newest is not None and checkpoint.read_state(newest).finished
+    assert checkpoint.read_state(newest).contract == trainer_of(ready, config).contract
+    assert files(ready.checkpoints / "earlier-1" / first.name) == before
 
 
 def test_nothing_to_learn_from_is_an_error_not_a_zero_loss(tmp_path, make_config):
