@@ -164,8 +164,8 @@ class Generate(Section, frozen=True, kw_only=True):
     """A provider that has only throttled for this long is given up."""
     reserve: Literal["worst_case", "p99"] = "worst_case"
     """What a request in flight holds of the budget: its worst case (the bill cannot pass the
-    budget), or the running
-    p99 of answer lengths (more in flight near the end; the most it can overshoot is shown)."""
+    budget), or the running p99 of answer lengths (more in flight near the end; the most it can
+    overshoot is shown)."""
     breaker_error_rate: Share = 0.5
     """Error share of the last 100 attempts above which the breaker of a provider opens."""
     openrouter: OpenRouter = OpenRouter()

@@ -3,4 +3,5 @@
 from pathlib import Path
 
 TARGET_DIR = Path(__file__).parent / "target"
-"""tiktoken.model, tokenizer_config.json, config.json, model.safetensors: the layout of a Kimi checkpoint."""
+"""tiktoken.model, tokenizer_config.json, config.json, model.safetensors: the layout of a Kimi
+checkpoint."""

@@ -2,8 +2,7 @@
 at most once.
 
 Money is counted in picodollars (1e-12 USD), so that USD per million tokens times tokens is whole
-and sums have no
-rounding. Knows nothing about HTTP or sampling.
+and sums have no rounding. Knows nothing about HTTP or sampling.
 """
 
 from decimal import Decimal
@@ -29,9 +28,8 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     """An upstream behind the router. Prices are USD per million tokens.
 
     `stop_offset`: -1 when its `completion_tokens` leave out the stop token. `supports_cancel`: a
-    closed stream
-    stops the bill. `empty_content`: what it sends as content when there is none. `exacto`: rank
-    for tool calling.
+    closed stream stops the bill. `empty_content`: what it sends as content when there is none.
+    `exacto`: rank for tool calling.
     """
 
     name: str

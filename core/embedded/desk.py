@@ -1,8 +1,7 @@
 """One generation from its prompt to its entry in the books, the same for every API shape.
 
 A generation runs in its own task: a client that leaves changes the bill only where the provider
-stops for it. The
-truth line is on disk before the reply ends. Knows no HTTP.
+stops for it. The truth line is on disk before the reply ends. Knows no HTTP.
 """
 
 import asyncio

@@ -5,10 +5,9 @@
     name[=value][:rate][@scope][#count]
 
 A fault without scope hits every provider of the OpenRouter shape; `@sglang` hits the SGLang shape.
-A draw depends on
-the seed, the request's content and how often that content was seen, not on the order of arrival.
-`script:[...]`
-replays a given sequence, one item a request, before any rate is asked.
+A draw depends on the seed, the request's content and how often that content was seen, not on the
+order of arrival. `script:[...]` replays a given sequence, one item a request, before any rate is
+asked.
 """
 
 import difflib

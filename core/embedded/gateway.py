@@ -2,8 +2,8 @@
 SGLang shape.
 
 OpenRouter lies under /api/v1, SGLang at the root, test-only administration under /gateway. Live
-mode samples from the
-model; replay mode speaks recorded completions with a chosen timing and never loads torch.
+mode samples from the model; replay mode speaks recorded completions with a chosen timing and never
+loads torch.
 """
 
 import argparse

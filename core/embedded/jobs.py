@@ -2,8 +2,7 @@
 and sources.
 
 A source (live sampler or replay) lets a Job grow until `finish` is set. The event loop takes from
-it, waits on it and
-cancels it; nothing else is shared.
+it, waits on it and cancels it; nothing else is shared.
 """
 
 import asyncio

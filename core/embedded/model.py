@@ -1,10 +1,9 @@
 """A Llama forward for sampling on a CPU: float32, slots of one key-value cache, batched decode and
 prefill.
 
-Reads `config.json` and `model.safetensors` in the Hugging Face Llama layout. Knows tensors only:
-no sampling, no
-text, no threads. Sequences live in slots 0..n-1, so every step works on a view of the cache and
-never gathers.
+Reads `config.json` and `model.safetensors` in the Hugging Face Llama layout. Knows tensors only: no
+sampling, no text, no threads. Sequences live in slots 0..n-1, so every step works on a view of the
+cache and never gathers.
 
     B sequences  T tokens  D hidden  H query heads  G key-value heads  R = H // G  E head size  V
     vocabulary  S slots

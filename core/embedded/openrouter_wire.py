@@ -1,8 +1,7 @@
 """The bytes of OpenRouter's shape: bodies, stream events, usage, errors. Pure.
 
 Shapes: spec backends 3.2 and 3.3 (OpenRouter's OpenAPI of 2026-08-22). Events put what differs
-between generations
-in front, so that the rest of a replayed event is encoded once.
+between generations in front, so that the rest of a replayed event is encoded once.
 """
 
 import email.utils

@@ -1,11 +1,9 @@
 """Recorded completions with a chosen timing: thousands of streams without a model.
 
-A line of the file is `{"completion_ids": [...]}` or `{"text": "...", "completion_tokens": n}`
-(text with markers,
-without the stop token), with optional `finish` (stop), `prompt_ids`, `prompt_tokens`. A truth file
-is one. A request
-whose rendered prompt was recorded gets that completion; any other one by the hash of its content
-and seed.
+A line of the file is `{"completion_ids": [...]}` or `{"text": "...", "completion_tokens": n}` (text
+with markers, without the stop token), with optional `finish` (stop), `prompt_ids`, `prompt_tokens`.
+A truth file is one. A request whose rendered prompt was recorded gets that completion; any other
+one by the hash of its content and seed.
 """
 
 import asyncio

@@ -1,11 +1,10 @@
 """From sampled ids to what a server shows: text, then reasoning, content and tool calls. Streaming
 and whole agree.
 
-Works on text as real servers do, so a marker that the model spells in ordinary tokens splits like
-a real one. Follows
-SGLang's `kimi_k2` parsers (spec: reasoning ends at the first `</think>` or at a tool section;
-content ends at the
-section; text after a section, unknown ids and unfinished calls vanish). Knows no HTTP.
+Works on text as real servers do, so a marker that the model spells in ordinary tokens splits like a
+real one. Follows SGLang's `kimi_k2` parsers (spec: reasoning ends at the first `</think>` or at a
+tool section; content ends at the section; text after a section, unknown ids and unfinished calls
+vanish). Knows no HTTP.
 """
 
 import codecs

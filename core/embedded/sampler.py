@@ -2,8 +2,8 @@
 the whole batch.
 
 A request's draws come from its own counter-based generator, so its sample does not depend on what
-else is in the
-batch, as far as float32 matrix products of other shapes agree. Knows nothing about text or HTTP.
+else is in the batch, as far as float32 matrix products of other shapes agree. Knows nothing about
+text or HTTP.
 
     B sequences  V vocabulary
 """
