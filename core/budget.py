@@ -115,6 +115,13 @@ class Budget:
         self._uncertain += amount
         return amount / PICO
 
+    def correct(self, cost_usd: float, cap_usd: float, proven_usd: float) -> None:
+        """The account has proven what uncertain bookings really cost: both columns by the
+        difference, and `proven_usd` is uncertain no more."""
+        self._cost += to_pico(cost_usd)
+        self._spent += to_pico(cap_usd)
+        self._uncertain -= to_pico(proven_usd)
+
     def worst_of(self, key: Key) -> float:
         """USD that `settle_uncertain` would book."""
         return sum(self._open[key]) / PICO

@@ -204,8 +204,8 @@ class Finding(Record, frozen=True, kw_only=True):
 
 
 class SpendLine(Record, frozen=True, kw_only=True):
-    """A line of spend.jsonl, the books. Sum of `cost_usd` over kinds `billed`, `looked_up` and
-    `uncertain` = spend.
+    """A line of spend.jsonl, the books. Sum of `cost_usd` over all lines = spend (kinds other than
+    `billed`, `looked_up`, `uncertain` and `adjusted` have none).
 
     dispatch   a request is about to leave; `reserve_usd` is its worst case
     known      its generation id
@@ -213,13 +213,19 @@ class SpendLine(Record, frozen=True, kw_only=True):
     looked_up  settled through /generation (`billed` for a cancelled or lost reply)
     uncertain  could not be settled: the worst case is booked and stays marked
     free       the provider charges nothing (error before the first token, local server)
+    account    what the backend's account had been billed before the run's first request
+               (`account_usd`), once a run
+    adjusted   a correction, mostly negative: the account's total proved what all uncertain ones
+               up to this line cost together
     Exactly one of billed | looked_up | uncertain | free closes a dispatch (key: prompt_id,
-    attempt).
+    attempt); `account` and `adjusted` belong to no prompt (empty id, attempt 0).
     """
 
     v: int = SCHEMA_VERSION
     ts: float
-    kind: Literal["dispatch", "known", "billed", "looked_up", "uncertain", "free"]
+    kind: Literal[
+        "dispatch", "known", "billed", "looked_up", "uncertain", "free", "account", "adjusted"
+    ]
     prompt_id: str
     attempt: int
     backend: str
@@ -228,6 +234,7 @@ class SpendLine(Record, frozen=True, kw_only=True):
     reserve_usd: float = 0.0
     cost_usd: float = 0.0
     cap_usd: float = 0.0
+    account_usd: float | None = None
 
 
 class FeatureRef(Record, frozen=True, kw_only=True):

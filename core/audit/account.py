@@ -154,15 +154,25 @@ def _made(run: RunDir) -> dict[str, Any]:
 
 
 def _spent(run: RunDir) -> dict[str, Any]:
-    """The books: totals by provider and the curve of what was spent over time."""
+    """The books: totals by provider and the curve of what was spent over time. A correction by the
+    account belongs to all uncertain ones before it, each by its size."""
     total = uncertain = cap = 0.0
     providers: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    unsure: dict[str, float] = defaultdict(float)
     open_: dict[tuple[str, int], SpendLine] = {}
     curve: list[list[float]] = []
     start: float | None = None
     for line in read_jsonl(run.spend, SpendLine):
         start = line.ts if start is None else start
         key = (line.prompt_id, line.attempt)
+        if line.kind == "adjusted":
+            total += line.cost_usd
+            cap += line.cap_usd
+            uncertain = 0.0
+            for name, usd in unsure.items():
+                providers[name][0] += line.cost_usd * usd / sum(unsure.values())
+            curve.append([line.ts - start, total])
+            continue
         if line.kind in ("dispatch", "known"):
             if line.kind == "dispatch":
                 open_[key] = line
@@ -172,8 +182,10 @@ def _spent(run: RunDir) -> dict[str, Any]:
             continue
         total += line.cost_usd
         cap += line.cap_usd
-        uncertain += line.cost_usd if line.kind == "uncertain" else 0.0
         name = line.provider or (sent.provider if sent else None) or line.backend
+        if line.kind == "uncertain":
+            uncertain += line.cost_usd
+            unsure[name] += line.cost_usd
         providers[name][0] += line.cost_usd
         providers[name][1] += 1
         curve.append([line.ts - start, total])

@@ -16,6 +16,7 @@ from core.budget import Budget
 from core.errors import DiskFull, ProviderError
 from core.generate.lanes import Lane
 from core.generate.ports import CLOSING, Append, RolloutHead
+from core.generate.tally import Tally
 from core.providers.base import Flight, LookedUp, Provider, Reply
 from core.schema import Prompt, SpendLine, Usage
 
@@ -49,10 +50,13 @@ class Books:
         budget: Budget,
         spend: Append,
         lookup_delays_s: Sequence[float] = LOOKUP_DELAYS_S,
+        tallies: dict[str, Tally] | None = None,
     ) -> None:
+        """`tallies`: the books of earlier lives by backend; added to here."""
         self.budget = budget
         self._spend = spend
         self._delays_s = lookup_delays_s
+        self.tallies = {} if tallies is None else tallies
         self.fault: BaseException | None = None
         self._lookups = asyncio.Semaphore(LOOKUPS_AT_ONCE)
 
@@ -71,6 +75,11 @@ class Books:
                 reserve_usd=self.budget.worst_of(key),
             )
         )
+
+    async def record(self, line: SpendLine) -> None:
+        """A line about the account, fsynced."""
+        await self._spend.append(line, durable=True)
+        self.tallies.setdefault(line.backend, Tally()).add(line)
 
     def known(self, prompt: Prompt, attempt: int, lane: Lane, flight: Flight) -> None:
         """The generation id, as soon as it is known. Not awaited: the reply must not wait for
@@ -186,17 +195,14 @@ class Books:
             cost = cap = self.budget.settle_uncertain(key)
         else:
             self.budget.settle(key, cost, cap)
+        line = msgspec.structs.replace(line, kind=bill.kind, cost_usd=cost, cap_usd=cap)
+        self.tallies.setdefault(line.backend, Tally()).add(line)
         return msgspec.structs.replace(
             bill,
             cost_usd=cost,
             over_usd=over_usd if over_usd > 0.01 * cap else 0.0,
             usage=msgspec.structs.replace(usage, cost_usd=cost, cap_usd=cap),
-            line=msgspec.structs.replace(
-                line,
-                kind=bill.kind,
-                cost_usd=cost,
-                cap_usd=cap,
-            ),
+            line=line,
         )
 
 

@@ -6,6 +6,7 @@ received where it is paid for anyway. Knows providers by their lanes and prompts
 """
 
 import asyncio
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +15,8 @@ import msgspec
 from core import events as ev
 from core.budget import Budget
 from core.config import Config
-from core.errors import ConfigError, ProviderError
+from core.errors import ConfigError, DiskFull, ProviderError
+from core.generate.account import READ_GAPS_S, Accounts
 from core.generate.attempt import Aloft, Attempts
 from core.generate.board import Board
 from core.generate.books import LOOKUP_DELAYS_S, Books
@@ -45,6 +47,7 @@ class Generator:
         prompts: list[Prompt],
         ports: Ports,
         lookup_delays_s: tuple[float, ...] = LOOKUP_DELAYS_S,
+        account_gaps_s: tuple[float, ...] = READ_GAPS_S,
     ) -> None:
         recovered = ports.recovered
         todo = {p.prompt_id: p for p in prompts if p.prompt_id not in recovered.finished}
@@ -54,7 +57,8 @@ class Generator:
         self._board = Board(len({p.prompt_id for p in prompts}), recovered.outcomes)
         self._budget = Budget(config.run.budget_usd)
         self._budget.earlier(recovered.spent_usd, recovered.cap_usd, recovered.uncertain_usd)
-        self._books = Books(self._budget, ports.spend, lookup_delays_s)
+        self._books = Books(self._budget, ports.spend, lookup_delays_s, recovered.tallies)
+        self._accounts = Accounts(config, self._books, self._log, account_gaps_s)
         self._judges = ThreadPoolExecutor(JUDGES, thread_name_prefix="judge")
         self._attempts = Attempts(config, ports, self._books, self._judges)
         self._lanes: list[Lane] = []
@@ -88,6 +92,8 @@ class Generator:
             for task in background:
                 task.add_done_callback(self._supervised)
             await self._drive()
+            if self._crash is None:
+                await self._guarded(self._accounts.reconcile(self._providers, self._given_up))
         finally:
             rest = [*background, *self._tasks]  # tasks are left only when this was cancelled itself
             for task in rest:
@@ -106,8 +112,9 @@ class Generator:
         """Clients, pre-flight, lanes; then the dispatches that an earlier life left open."""
         self._cap_window()
         sampling = sampling_of(self._config, "")
+        recovered = self._ports.recovered
         backends = [q.backend for q in self._queues.queues]
-        backends += [line.backend for line in self._ports.recovered.open]
+        backends += [line.backend for line in recovered.open]
         for backend in dict.fromkeys(backends):
             self._providers[backend] = make_provider(backend, self._config)
         checks = [p.preflight(sampling) for p in self._providers.values()]
@@ -120,13 +127,23 @@ class Generator:
                 limit = Limit(self._pump.window, generate.breaker_error_rate)
                 self._lanes.append(Lane(client, spec, limit, generate.canary))
         self._check_budget()
-        recovered = self._ports.recovered
+        await self._guarded(self._accounts.open(self._providers))
         for opened in recovered.open:
             self._budget.adopt((opened.prompt_id, opened.attempt), opened.reserve_usd)
         for opened in recovered.open:
             reply = recovered.replied.get((opened.prompt_id, opened.attempt))
             provider = self._providers[opened.backend]
             self._spawn(self._books.settle_open(opened, provider, reply))
+
+    async def _guarded(self, writing: Coroutine[Any, Any, None]) -> None:
+        try:
+            await writing
+        except DiskFull:
+            self.halt("disk_full", "")
+
+    def _given_up(self) -> bool:
+        """Whether waiting for an account is no longer wanted."""
+        return self._gate.state == "severed" or self._gate.source == "disk_full"
 
     def _cap_window(self) -> None:
         most = raise_fd_limit()

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from core import events as ev
+from core.generate.tally import Tally
 from core.render.base import Renderer
 from core.schema import Prompt, Rollout, Sample, SpendLine, Usage
 
@@ -38,7 +39,8 @@ class Recovered(msgspec.Struct, kw_only=True):
 
     `finished`: prompts with a final outcome. `open`: dispatches that no line closes; `replied`:
     those of them whose reply was stored. `attempts`: the highest attempt number used, so that
-    (prompt_id, attempt) stays a key. `replies`: attempts that were or may have been paid."""
+    (prompt_id, attempt) stays a key. `replies`: attempts that were or may have been paid.
+    `tallies`: the books by backend."""
 
     finished: set[str] = set()
     open: list[SpendLine] = []
@@ -49,6 +51,7 @@ class Recovered(msgspec.Struct, kw_only=True):
     cap_usd: float = 0.0
     uncertain_usd: float = 0.0
     outcomes: dict[str, int] = {}
+    tallies: dict[str, Tally] = {}
 
 
 class Ports(msgspec.Struct, kw_only=True):

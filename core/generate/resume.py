@@ -6,7 +6,9 @@ Knows completions.jsonl and spend.jsonl, nothing about networks. Costs one pass 
 
 import msgspec
 
+from core.budget import PICO
 from core.generate.ports import CLOSING, Recovered, RolloutHead
+from core.generate.tally import Tally
 from core.schema import SpendLine
 from core.store import RunDir, read_jsonl
 
@@ -17,10 +19,17 @@ def recover(run: RunDir) -> Recovered:
     found = Recovered()
     open_: dict[tuple[str, int], SpendLine] = {}
     for line in read_jsonl(run.spend, SpendLine):
+        tally = found.tallies.setdefault(line.backend, Tally())
+        if line.kind in ("account", "adjusted"):
+            tally.add(line)
+            found.spent_usd += line.cost_usd
+            found.cap_usd += line.cap_usd
+            continue
         key = (line.prompt_id, line.attempt)
         found.attempts[line.prompt_id] = max(found.attempts.get(line.prompt_id, 0), line.attempt)
         if line.kind == "dispatch":
             open_[key] = line
+            tally.add(line)
         elif line.kind == "known":
             if key in open_:
                 open_[key] = msgspec.structs.replace(
@@ -30,6 +39,7 @@ def recover(run: RunDir) -> Recovered:
                 )
         elif line.kind in CLOSING and open_.pop(key, None) is not None:
             _close(found, line)
+            tally.add(line)
     for head in read_jsonl(run.completions, RolloutHead):
         found.attempts[head.prompt_id] = max(found.attempts.get(head.prompt_id, 0), head.attempt)
         if (head.prompt_id, head.attempt) in open_:
@@ -38,13 +48,12 @@ def recover(run: RunDir) -> Recovered:
             found.finished.add(head.prompt_id)
             found.outcomes[head.outcome] = found.outcomes.get(head.outcome, 0) + 1
     found.open = list(open_.values())
+    found.uncertain_usd = sum(t.unproven for t in found.tallies.values()) / PICO
     return found
 
 
 def _close(found: Recovered, line: SpendLine) -> None:
     found.spent_usd += line.cost_usd
     found.cap_usd += line.cap_usd
-    if line.kind == "uncertain":
-        found.uncertain_usd += line.cost_usd
     if line.kind != "free":
         found.replies[line.prompt_id] = found.replies.get(line.prompt_id, 0) + 1

@@ -310,6 +310,10 @@ class Provider(Protocol):
     async def lookup(self, generation_id: str) -> LookedUp | None:
         """The bill of one generation; None: not to be found (now, or at all)."""
 
+    async def account_usd(self) -> float | None:
+        """What the account has been billed in all its life; None: there is none, or it does not
+        say."""
+
     async def abort(self, request: CompletionRequest) -> None:
         """Tell the server to drop a request that was cancelled here."""
 

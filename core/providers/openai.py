@@ -141,6 +141,9 @@ class OpenAICompatible:
     async def lookup(self, generation_id: str) -> base.LookedUp | None:
         return base.LookedUp(cost_usd=0.0, cap_usd=0.0) if self._price.free else None
 
+    async def account_usd(self) -> float | None:
+        return None
+
     async def abort(self, request: base.CompletionRequest) -> None:
         """Closing the connection is the abort."""
 

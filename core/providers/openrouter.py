@@ -189,6 +189,12 @@ class OpenRouter:
             provider=provider if isinstance(provider, str) else None,
         )
 
+    async def account_usd(self) -> float | None:
+        """Of this key alone; what BYOK requests cost upstream is not in it."""
+        status, body = await self._http.get("/key")
+        data = body.get("data") if isinstance(body, dict) and status == 200 else None
+        return money(data.get("usage")) if isinstance(data, dict) else None
+
     async def abort(self, request: base.CompletionRequest) -> None:
         """Closing the stream is the abort."""
 

@@ -215,6 +215,9 @@ class SGLang:
     async def lookup(self, generation_id: str) -> base.LookedUp | None:
         return base.LookedUp(cost_usd=0.0, cap_usd=0.0)
 
+    async def account_usd(self) -> float | None:
+        return None
+
     async def abort(self, request: base.CompletionRequest) -> None:
         await self._server(request.provider).post(
             "/abort_request", {"rid": request.request_id, "abort_all": False}

@@ -171,7 +171,8 @@ def check(run: RunDir, bill: dict[str, Any], earlier: frozenset[str] = frozenset
     `earlier`: generations that the gateway had billed before this run began. Exactly one outcome a
     prompt; one closing line a dispatch; no torn line; every generation that the run ever heard of
     booked at what the gateway billed. A request that was killed between leaving and its first
-    header is known to the gateway alone: it must be booked as uncertain, at no less than it cost.
+    header is known to the gateway alone: it must be booked as uncertain, at no less than it cost,
+    until the account's total has proven what all of them cost together.
     """
     for path in (run.completions, run.spend, run.prompts, *sorted(run.journal.glob("*.jsonl"))):
         data = path.read_bytes()
@@ -182,14 +183,18 @@ def check(run: RunDir, bill: dict[str, Any], earlier: frozenset[str] = frozenset
     known: dict[tuple[str, int], str] = {}
     closed: dict[tuple[str, int], SpendLine] = {}
     dispatched: set[tuple[str, int]] = set()
+    adjusted = unproven = 0.0
     for line in read_jsonl(run.spend, SpendLine):
         key = (line.prompt_id, line.attempt)
         if line.kind == "dispatch":
             assert key not in dispatched, f"{key} was sent twice under one number"
             dispatched.add(key)
+        elif line.kind == "adjusted":
+            adjusted, unproven = adjusted + line.cost_usd, 0.0
         elif line.kind in CLOSING:
             assert key in dispatched and key not in closed, f"{key} was closed twice"
             closed[key] = line
+            unproven += line.cost_usd if line.kind == "uncertain" else 0.0
         if line.generation_id:
             known[key] = line.generation_id
     assert dispatched == set(closed), "a dispatch was never closed"
@@ -215,9 +220,9 @@ def check(run: RunDir, bill: dict[str, Any], earlier: frozenset[str] = frozenset
     assert abs(certain + sum(unseen.values()) - billed_usd) < 1e-9, "books and bill differ"
     return Books(
         outcomes=outcomes,
-        spent_usd=certain + sum(uncertain),
+        spent_usd=certain + sum(uncertain) + adjusted,
         billed_usd=billed_usd,
-        uncertain_usd=sum(uncertain),
+        uncertain_usd=unproven,
         uncertain=len(uncertain),
         unseen=len(unseen),
         unseen_usd=sum(unseen.values()),

@@ -154,6 +154,8 @@ class Router:
         self.aborts: list[str] = []
         self.open = self.peak = self.held = self.streaming = self.gone = 0
         self.key_status = 200
+        self.usage: list[float] = []
+        """What the key has used, answer by answer; the last one stays. Empty: not said."""
         self.release, self.changed = asyncio.Event(), asyncio.Event()
         self.url = ""
 
@@ -179,7 +181,10 @@ class Router:
             self.open -= 1
 
     async def _key(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": {"limit_remaining": 50.0}}, status=self.key_status)
+        data: dict[str, Any] = {"limit_remaining": 50.0}
+        if self.usage:
+            data["usage"] = self.usage.pop(0) if len(self.usage) > 1 else self.usage[0]
+        return web.json_response({"data": data}, status=self.key_status)
 
     async def _generation(self, request: web.Request) -> web.Response:
         name = request.query["id"]
@@ -302,7 +307,7 @@ class Run:
         )
         self._judge = judges
         self.config = config_of(router.url, **settings)
-        self.generator = Generator(self.config, prompts, ports, delays_s)
+        self.generator = Generator(self.config, prompts, ports, delays_s, NO_DELAYS)
 
     async def go(self) -> GenerateResult:
         return await asyncio.wait_for(self.generator.run(), 60)
@@ -327,7 +332,8 @@ class Run:
         """Every dispatch closed exactly once; returns what was spent."""
         lines: list[SpendLine] = self.spend.lines
         opened = [(x.prompt_id, x.attempt) for x in lines if x.kind == "dispatch"]
-        closed = [(x.prompt_id, x.attempt) for x in lines if x.kind not in ("dispatch", "known")]
+        others = ("dispatch", "known", "account", "adjusted")
+        closed = [(x.prompt_id, x.attempt) for x in lines if x.kind not in others]
         assert len(set(opened)) == len(opened)
         assert sorted(opened) == sorted(closed)
         return sum(x.cost_usd for x in lines)
