@@ -10,7 +10,7 @@ from typing import Any
 
 from core import events as ev
 from core.config import Config
-from core.errors import Halted, ProviderError, Tripped
+from core.errors import EyasError, Halted, ProviderError, Tripped
 from core.generate import GenerateResult, Generator, Ports, recover
 from core.pipeline.gateway import Gateway, needs_gateway
 from core.pipeline.watch import Halt, Watch
@@ -18,6 +18,10 @@ from core.reconstruct import StopOffsets, judge, observe
 from core.render.base import Renderer
 from core.schema import Prompt, Rollout, Sample
 from core.store import Appender, Reserve, RunDir
+
+MAX_LEFT_OUT = 0.1
+"""Share of prompts that a stopped provider or dataset may leave unasked before the run itself is
+stopped: what comes next costs GPU time, and a drafter of the rest is not the one asked for."""
 
 
 class GenerateStage:
@@ -114,22 +118,31 @@ class GenerateStage:
         self._loop.call_soon_threadsafe(self._ask_halt, halt)
 
     def _summary(self, result: GenerateResult) -> dict[str, Any]:
-        """A dataset that a wire stopped does not stop the others: the line goes on with what was
-        kept, and resume asks the rest."""
-        pending = f"{result.pending} prompts pending, resume asks them"
-        trips = "; ".join(dict.fromkeys(self._watch.trips))
-        if result.reason == "stopped":
-            if not trips:
-                raise ProviderError(f"no provider left: {result.detail}; {pending}")
-            if not result.outcomes.get("ok"):
-                raise Tripped(f"{trips}; nothing was kept, {pending}")
-            self._emit(ev.Log(level="warn", message=f"{result.detail}; {pending}"))
-        elif result.reason:
-            what = f"{result.reason}: {result.detail}" if result.detail else result.reason
-            raise Halted(f"{what}; {pending}")
+        if error := reason_to_end(result, len(self._prompts), self._watch.trips):
+            raise error
+        if result.pending:
+            left_out = f"{result.detail}; {result.pending} prompts pending, resume asks them"
+            self._emit(ev.Log(level="warn", message=left_out))
         return {
             "outcomes": result.outcomes,
             "pending": result.pending,
             "spent_usd": result.spent_usd,
             "uncertain_usd": result.uncertain_usd,
         }
+
+
+def reason_to_end(result: GenerateResult, prompts: int, trips: list[str]) -> EyasError | None:
+    """Whether the run ends here. What stopped scopes leave unasked ends it when it is more than
+    MAX_LEFT_OUT of the prompts; below that the line goes on with what was kept."""
+    pending = f"{result.pending} prompts pending, resume asks them"
+    if not result.reason:
+        return None
+    if result.reason != "stopped":
+        what = f"{result.reason}: {result.detail}" if result.detail else result.reason
+        return Halted(f"{what}; {pending}")
+    if not trips:
+        return ProviderError(f"no provider left: {result.detail}; {pending}")
+    if result.pending > MAX_LEFT_OUT * prompts:
+        wires = "; ".join(dict.fromkeys(trips))
+        return Tripped(f"{wires}; {result.outcomes.get('ok', 0)} replies kept, {pending}")
+    return None
