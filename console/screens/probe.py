@@ -243,7 +243,7 @@ class SampleScreen(BaseScreen):
         """
         self._stop_layout.set()
         stop = self._stop_layout = threading.Event()
-        lines = await asyncio.to_thread(self._text, self.opened, cells, None, stop.is_set)
+        lines = await asyncio.to_thread(self._text, opened, cells, None, stop.is_set)
         self._laid = (key, lines)
         self._drawn = ()
         self.paint()

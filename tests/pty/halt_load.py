@@ -168,8 +168,8 @@ class LoadedRun:
         return rows[self._first :]
 
     def until_steady(self) -> None:
-        """Until the window is full and requests have arrived in every half second of the last
-        two."""
+        """Until the window is full and requests have kept arriving: in every half second of the
+        last two seconds, a sixtieth of what is in flight or more."""
 
         def steady() -> bool:
             assert engine_pid(self.run.path), "the run ended before it was under load"
@@ -177,7 +177,7 @@ class LoadedRun:
             open_now = sum(r.get("ended") is None for r in rows)
             if open_now < 0.9 * self.load.in_flight:
                 return False
-            return _seen(rows, rows[-1]["t"]).thinnest > 0
+            return _seen(rows, rows[-1]["t"]).thinnest >= self.load.in_flight / 60
 
         wait_for(steady, f"{self.load.in_flight} in flight and steady arrivals")
 
