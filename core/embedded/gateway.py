@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,18 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+@web.middleware
+async def quiet_goodbye(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """A client that vanishes while it is written to is no defect: the handler has noted it, and
+    nobody is left to be answered."""
+    try:
+        return await handler(request)
+    except ConnectionError:
+        return web.Response(status=499)
+
+
 class Gateway:
     """The parts of one process. Made on the running loop."""
 
@@ -102,7 +115,7 @@ class Gateway:
 
     def app(self) -> web.Application:
         options, desk = self.options, self.desk
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[quiet_goodbye])
         chat = ChatApi(desk, self.arrivals, latency_scale=options.latency_scale)
         info = InfoApi(desk, lookup_lag_s=options.lookup_lag_s)
         local = SGLangApi(desk, self.arrivals)

@@ -109,14 +109,22 @@ def scenarios(only: Sequence[str] = (), sometimes: bool = True) -> Iterator[Scen
                 yield Scenario(fault, f"{fault}{rate}@sglang", "local", endpoint)
 
 
-def settings(count: int, url: str, **more: Any) -> dict[str, Any]:
-    """Every prompt through the API and, as its twin, through the local server."""
-    families = [f for f in FAMILIES if f != "quoted_markers"]  # refused where servers render
-    dataset = {"name": "d", "kind": "embedded", "limit": count, "twins": count}
+def settings(count: int, url: str, *, arm: str = "declared", twins: bool = False) -> dict[str, Any]:
+    """`count` prompts of the corpus through one arm; `twins`: and through the local server."""
     return {
-        "dataset": [{**dataset, "families": families}],
-        "sglang": {"urls": [url], "endpoint": more.pop("endpoint", "generate")},
-        "openrouter": more.pop("openrouter", {"stream": True}),
+        "dataset": [
+            {
+                "name": "d",
+                "kind": "embedded",
+                "limit": count,
+                "families": [f for f in FAMILIES if f != "quoted_markers"],  # not sent as messages
+                "arm": arm,
+                "backend": "sglang" if arm == "local" else "openrouter",
+                "twins": count if twins else 0,
+            }
+        ],
+        "sglang": {"urls": [url]},
+        "openrouter": {"stream": True},
         "max_in_flight": 16,
         "max_tokens": 400,
         "temperature": 0.6,
@@ -124,7 +132,6 @@ def settings(count: int, url: str, **more: Any) -> dict[str, Any]:
         "attempts_unpaid": 2,
         "attempts_paid": 1,
         **PATIENT,
-        **more,
     }
 
 
@@ -155,23 +162,21 @@ class Bench:
         return made, run.config
 
     async def try_one(
-        self, scenario: Scenario, count: int, provider: str = ""
+        self, scenario: Scenario, count: int, *, provider: str = "", reference: bool = True
     ) -> tuple[Score, Score]:
-        """The scores without and with a local reference (the same for local replies themselves).
-        `provider`: only this one is asked."""
-        options = settings(
-            count,
-            self.url,
-            endpoint=scenario.endpoint,
-            openrouter={"stream": scenario.stream, "only": [provider] if provider else []},
-            **(SILENT if scenario.fault in ("silent_stream", "hang") else {}),
-        )
+        """The scores without and with a local reference: the same one for local replies themselves,
+        and where none is asked for. `provider`: only this one is asked."""
+        api = scenario.arm != "local"
+        options = settings(count, self.url, arm=scenario.arm, twins=reference and api)
+        options["sglang"]["endpoint"] = scenario.endpoint
+        options["openrouter"] = {"stream": scenario.stream, "only": [provider] if provider else []}
+        if scenario.fault in ("silent_stream", "hang"):
+            options |= SILENT
         run, config = await self.ask(scenario.spec, options)
-        truth = self.truth.now()
-        beside = score(run, config, truth, scenario.arm)
-        if scenario.arm == "local":
+        beside = score(run, config, self.truth.now(), scenario.arm)
+        if not (reference and api):
             return beside, beside
-        return score(without_local(run), config, truth, scenario.arm), beside
+        return score(without_local(run), config, self.truth.now(), scenario.arm), beside
 
 
 @asynccontextmanager
@@ -187,8 +192,9 @@ async def replaying(folder: Path, tape: Path) -> AsyncIterator[Bench]:
 
 
 def api_prompts(count: int) -> tuple[list[Prompt], Config]:
-    config = config_of("http://127.0.0.1:1", **settings(count, "http://127.0.0.1:1"))
-    return [p for p in load_prompts(config) if p.arm != "local"], config
+    """What the API arm of `settings` asks, and the config that says so."""
+    config = config_of("http://127.0.0.1:1", **settings(count, ""))
+    return load_prompts(config), config
 
 
 async def live_tape(folder: Path, count: int) -> Path:
@@ -198,7 +204,7 @@ async def live_tape(folder: Path, count: int) -> Path:
     try:
         url = f"http://127.0.0.1:{process.address['port']}"
         bench = Bench(folder, url, truth)
-        run, config = await bench.ask("", settings(count, url))
+        run, config = await bench.ask("", settings(count, url, twins=True))
         for arm in ("declared", "local"):
             result = score(run, config, bench.truth.now(), arm)
             print(f"sampled, {arm} arm: {result.exactness()}", flush=True)

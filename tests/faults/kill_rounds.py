@@ -1,91 +1,196 @@
 """kill -9 at random moments, resume, again: `python -m tests.faults.kill_rounds --rounds 100`.
 
 One gateway lives through all of it, so that its bill is the truth. An engine is killed at a random
-moment (while it starts, while requests are in flight, between stages) and started again on the same
-run directory, until the run is done; then the books are checked and a new run begins, until there
-were enough kills. Prints one line a run and one in the end; the first violation is an
-AssertionError."""
+moment of the whole line (while it starts, while requests are in flight, in every later stage and
+between them) and started again on the same run directory, until the run is done; then the books are
+checked and a new run begins, until there were enough kills. Prints a row a run and a total in the
+end; the first violation is an AssertionError."""
 
 import argparse
+import json
 import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import psutil
+
+from core.events import STAGES
 from core.store import RunDir
 from tests.faults.rig import Engine, Gateway, check, lines_in, new_run, run_config
 
+ORPHANS_END_S = 60.0
+"""A stage whose engine died ends at its next step; until then the next engine's stage waits."""
+WHOLE_LINE: dict[str, dict[str, Any]] = {
+    "run": {"stages": []},
+    "extract": {"dtype": "float32", "max_length": 1_024, "batch_tokens": 4_096},
+    "draft": {"vocab_size": 512},
+    "train": {
+        "ttt_steps": 3,
+        "lr": 3e-3,
+        "batch_tokens": 1_024,
+        "epochs": 2,
+        "checkpoint_every": 2,
+        "threads": 1,
+    },
+    "eval": {"decode_prompts": 4, "max_new_tokens": 32, "holdout": 0.2},
+}
 
-def kill_at_random(engine: Engine, dice: random.Random) -> bool:
-    """Wait for a random moment and kill. False when the engine ended by itself before."""
-    if dice.random() < 0.25:  # while it starts, or at any time at all
-        deadline = time.monotonic() + dice.uniform(0.0, 4.0)
+
+class Progress:
+    """Which stage a run is in, from the tail of its journal."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._read: dict[Path, int] = {}
+        self.stage = "start"
+        self.done: set[str] = set()
+        self.look()
+
+    def begin(self) -> None:
+        """A new engine: nothing runs yet."""
+        self.look()
+        self.stage = "start"
+
+    def look(self) -> str:
+        for path in sorted(self._run.journal.glob("*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read[path] = self._read.get(path, 0) + len(whole)
+            for line in whole.splitlines():
+                self._take(line)
+        return self.stage
+
+    def _take(self, line: bytes) -> None:
+        if b'"stage' not in line:
+            return
+        event = json.loads(line)
+        if event["type"] == "stage_started":
+            self.stage = event["stage"]
+        elif event["type"] == "stage_finished":
+            self.stage = "between"
+            self.done.add(event["stage"])
+
+
+def kill_at_random(
+    engine: Engine, progress: Progress, stages: list[str], dice: random.Random
+) -> str:
+    """Wait for a random moment and kill. Where it fell; empty when the engine ended before."""
+    progress.begin()
+    ahead = [s for s in stages if s not in progress.done]
+    way = dice.random()
+    if way < 0.15 or not ahead:  # while it starts, or at any time at all
+        deadline = time.monotonic() + dice.uniform(0.0, 6.0)
         while engine.alive and time.monotonic() < deadline:
             time.sleep(0.005)
-    else:  # a moment defined by progress: the machine's speed does not decide where it falls
+    elif "generate" in ahead and way < 0.7:  # by progress: speed does not decide where it falls
         path = dice.choice((engine.run.completions, engine.run.spend))
         target = lines_in(path) + dice.randrange(1, 12)
-        while engine.alive and lines_in(path) < target:
+        while engine.alive and lines_in(path) < target and "generate" not in progress.done:
             time.sleep(0.002)
+            progress.look()
         time.sleep(dice.uniform(0.0, 0.05))
+    else:
+        stage = dice.choice(ahead[:3])
+        while engine.alive and progress.look() != stage and stage not in progress.done:
+            time.sleep(0.01)
+        time.sleep(dice.uniform(0.0, 5.0))
+    where = progress.look()
     if not engine.alive:
-        return False
+        return ""
     engine.kill()
-    return True
+    return where
 
 
-def one_run(run: RunDir, dice: random.Random, most: int) -> int:
-    """Kill and resume until the run is done or has been killed `most` times. Returns the kills."""
-    kills = 0
+def one_run(run: RunDir, dice: random.Random, most: int, stages: list[str]) -> Counter[str]:
+    """Kill and resume until the run is done or has been killed `most` times. Returns where the
+    kills fell. No process of a killed engine outlives it for long."""
+    kills: Counter[str] = Counter()
+    progress = Progress(run)
+    orphans: list[psutil.Process] = []
     while True:
         engine = Engine(run)
-        if kills < most and kill_at_random(engine, dice):
-            kills += 1
+        if kills.total() < most and (where := kill_at_random(engine, progress, stages, dice)):
+            kills[where] += 1
+            orphans += engine.orphans
             continue
-        code = engine.wait()
+        code = engine.wait(600)
         assert code == 0, f"{run.path}: engine ended with {code}; see {run.output_log}"
+        psutil.wait_procs(orphans, ORPHANS_END_S)
+        left = [one for one in orphans if one.is_running()]
+        assert not left, f"children of killed engines that did not end: {left}"
         return kills
 
 
-def rounds(folder: Path, total: int, seed: int, limit: int) -> int:
-    """Returns the number of kills done."""
+HEADER = (
+    f"{'run':<9}{'kills':>6} {'prompts':>8} {'one outcome each':<30} {'booked $':>13} "
+    f"{'billed $':>13} {'difference':>11} {'no id':>6} {'unproven $':>11}  killed in"
+)
+
+
+def rounds(folder: Path, total: int, seed: int, limit: int) -> Counter[str]:
+    """Returns where the kills fell."""
     dice = random.Random(seed)
-    gateway = Gateway(folder, "--seed", str(seed), "--latency-scale", "4")
-    kills = runs = 0
-    difference = 0.0
+    books_of = ("--truth", str(folder / "truth.jsonl"), "--books", str(folder / "books.jsonl"))
+    gateway = Gateway(folder, "--seed", str(seed), "--latency-scale", "4", *books_of)
+    kills: Counter[str] = Counter()
+    runs = unknown = 0
+    worst = booked = billed = 0.0
     seen: set[str] = set()
+    say(HEADER)
     try:
-        while kills < total:
+        while kills.total() < total:
             runs += 1
-            run = new_run(run_config(gateway, limit), folder, f"kill-{runs:03d}")
-            mine = one_run(run, dice, min(total - kills, dice.randrange(3, 12)))
+            run = new_run(run_config(gateway, limit, **WHOLE_LINE), folder, f"kill-{runs:03d}")
+            most = min(total - kills.total(), dice.randrange(14, 22))
+            mine = one_run(run, dice, most, list(STAGES))
             kills += mine
             bill = gateway.bill()
             books = check(run, bill, frozenset(seen))
             seen |= {g["id"] for g in bill["generations"]}
-            difference += books.spent_usd - books.billed_usd
-            sys.stdout.write(
-                f"{run.run_id}: {mine} kills, outcomes {dict(books.outcomes)}, "
-                f"booked ${books.spent_usd:.6f}, billed ${books.billed_usd:.6f}, "
-                f"{books.uncertain} uncertain (${books.uncertain_usd:.6f}, really "
-                f"${books.unseen_usd:.6f})\n"
+            assert run.eval.exists() and any(run.export.iterdir()), f"{run.path}: no drafter"
+            outcomes = ", ".join(f"{n} {name}" for name, n in sorted(books.outcomes.items()))
+            difference = books.spent_usd - books.billed_usd
+            say(
+                f"{run.run_id:<9}{mine.total():>6} {books.outcomes.total():>8} {outcomes:<30} "
+                f"{books.spent_usd:>13.9f} {books.billed_usd:>13.9f} {difference:>11.1e} "
+                f"{books.uncertain:>6} {books.uncertain_usd:>11.9f}  {places(mine)}"
             )
-            sys.stdout.flush()
+            assert abs(difference) < 1e-9, f"{run.path}: booked and billed differ"
+            worst = max(worst, abs(difference))
+            booked, billed = booked + books.spent_usd, billed + books.billed_usd
+            unknown += books.uncertain
     finally:
         gateway.close()
-    sys.stdout.write(
-        f"{kills} kills in {runs} runs: one outcome a prompt, no torn line, every known generation "
-        f"booked as billed; booked above the bill for lack of an id: ${difference:.6f}\n"
+    say(
+        f"{kills.total()} kills in {runs} runs ({places(kills)}): one outcome a prompt, no torn "
+        f"line, journal numbers rising, no child left; {unknown} requests without an id; booked "
+        f"${booked:.9f}, billed ${billed:.9f}, largest difference of a run ${worst:.1e}"
     )
     return kills
+
+
+def places(kills: Counter[str]) -> str:
+    return ", ".join(
+        f"{kills[name]} {name}" for name in ("start", *STAGES, "between") if kills[name]
+    )
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=int, default=48, help="API prompts in a run")
+    parser.add_argument("--limit", type=int, default=24, help="API prompts in a run")
     parser.add_argument("--keep", type=Path, help="folder for the runs; default: temporary")
     asked = parser.parse_args()
     if asked.keep:

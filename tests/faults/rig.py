@@ -1,6 +1,7 @@
 """A run against a gateway that outlives it: start both, kill the engine, compare the books with the
 bill."""
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from core.config import Config, parse
 from core.schema import Prompt, SpendLine
@@ -118,6 +121,7 @@ class Engine:
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
+        self.orphans: list[psutil.Process] = []
         run.halt_file.unlink(missing_ok=True)
         with run.output_log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -135,6 +139,9 @@ class Engine:
         return self.process.poll() is None
 
     def kill(self) -> None:
+        """SIGKILL. What it leaves behind is in `orphans`."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.orphans = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
@@ -174,11 +181,7 @@ def check(run: RunDir, bill: dict[str, Any], earlier: frozenset[str] = frozenset
     header is known to the gateway alone: it must be booked as uncertain, at no less than it cost,
     until the account's total has proven what all of them cost together.
     """
-    for path in (run.completions, run.spend, run.prompts, *sorted(run.journal.glob("*.jsonl"))):
-        data = path.read_bytes()
-        assert not data or data.endswith(b"\n"), f"{path} ends in a torn line"
-        for line in data.splitlines():
-            assert isinstance(json.loads(line), dict), path
+    _check_lines(run)
     outcomes = _outcomes(run)
     known: dict[tuple[str, int], str] = {}
     closed: dict[tuple[str, int], SpendLine] = {}
@@ -218,15 +221,32 @@ def check(run: RunDir, bill: dict[str, Any], earlier: frozenset[str] = frozenset
     assert sum(unseen.values()) <= sum(uncertain) + 1e-9, "uncertain spend is booked too low"
     billed_usd = sum(billed.values())
     assert abs(certain + sum(unseen.values()) - billed_usd) < 1e-9, "books and bill differ"
+    spent_usd = certain + sum(uncertain) + adjusted
+    if not unproven:
+        assert abs(spent_usd - billed_usd) < 1e-9, f"booked {spent_usd!r}, billed {billed_usd!r}"
     return Books(
         outcomes=outcomes,
-        spent_usd=certain + sum(uncertain) + adjusted,
+        spent_usd=spent_usd,
         billed_usd=billed_usd,
         uncertain_usd=unproven,
         uncertain=len(uncertain),
         unseen=len(unseen),
         unseen_usd=sum(unseen.values()),
     )
+
+
+def _check_lines(run: RunDir) -> None:
+    """No file of lines has a torn or unreadable one; the journal's numbers only rise."""
+    last = 0
+    for path in sorted(run.path.rglob("*.jsonl")):
+        data = path.read_bytes()
+        assert not data or data.endswith(b"\n"), f"{path} ends in a torn line"
+        for text in data.splitlines():
+            row = json.loads(text)
+            assert isinstance(row, dict), path
+            if path.parent == run.journal:
+                assert row["seq"] > last, f"{path}: {row['seq']} after {last}"
+                last = row["seq"]
 
 
 def _outcomes(run: RunDir) -> Counter[str]:
