@@ -43,6 +43,10 @@ def test_what_every_reader_loads_is_light(module: str) -> None:
     assert loaded(f"import {module}") & heavy == set()
 
 
+def test_the_command_line_does_not_wait_for_the_audit() -> None:
+    assert loaded("import core.commands") & {*HEAVY, *SCREEN, "scipy", "pyarrow"} == set()
+
+
 def test_torch_stages_never_load_a_screen() -> None:
     seen = loaded("import core.extract, core.drafter.train, core.drafter.export")
     assert "torch" in seen and seen & set(SCREEN) == set()

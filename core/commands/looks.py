@@ -7,8 +7,6 @@ from typing import Annotated
 import msgspec
 import typer
 
-from core.audit import account
-from core.audit.page import render
 from core.commands.common import (
     AsJson,
     Plain,
@@ -122,11 +120,16 @@ def report(
         return _write_page(found, html)
     if not as_json:
         return console("report", str(found.path))
+    from core.audit import account  # scipy: only who reports waits for it
+
     emit(account.report(found))
     return EXIT_DONE
 
 
 def _write_page(run: RunDir, html: Path) -> int:
+    from core.audit import account  # scipy: only who reports waits for it
+    from core.audit.page import render
+
     page = render(account.report(run))
     try:
         write_atomic(html, page.encode("utf-8", errors="backslashreplace"))

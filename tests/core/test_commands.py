@@ -80,7 +80,16 @@ def test_json_for_programs(run: RunDir, capsys: pytest.CaptureFixture[str]) -> N
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {r["run_id"]: r["state"] for r in rows} == {"alpha": "halted", "beta": "crashed"}
     assert cli.main(["report", "alpha", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["samples"] == 0
+    assert json.loads(capsys.readouterr().out)["made"]["samples"] == 0
+
+
+def test_a_report_as_one_page(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    page = run.path.parent / "page.html"
+    assert cli.main(["report", "alpha", "--html", str(page)]) == 0
+    assert page.read_text().startswith("<!doctype html>")
+    assert capsys.readouterr().out == f"{page}: written\n"
+    assert cli.main(["report", "alpha", "--html", str(page / "below")]) == 2
+    assert "below: cannot be written (Not a directory); name a file" in capsys.readouterr().err
 
 
 def test_tokens_answers_in_order(
@@ -104,7 +113,7 @@ def test_tokens_answers_in_order(
         (["status", "alpha"], ["status", "alpha"]),
         (["probe", "alpha", "s1", "--against", "s2"], ["probe", "alpha", "s1", "--against", "s2"]),
         (["audit", "alpha"], ["audit", "alpha"]),
-        (["report", "alpha", "--html", "x.html"], ["report", "alpha", "--html", "x.html"]),
+        (["report", "alpha"], ["report", "alpha"]),
     ],
 )
 def test_what_is_drawn_is_drawn_by_the_console(
