@@ -239,8 +239,11 @@ class SampleScreen(BaseScreen):
     @work(exclusive=True, group="probe-layout")
     async def _lay_out(self, key: tuple[Any, ...], cells: int) -> None:
         """In a thread that gives up when its lines are no longer wanted: leaving the console waits
-        for its threads.
+        for its threads. No large argument: Textual writes the repr of each into a worker's
+        description.
         """
+        opened = self.opened
+        assert opened is not None
         self._stop_layout.set()
         stop = self._stop_layout = threading.Event()
         lines = await asyncio.to_thread(self._text, opened, cells, None, stop.is_set)
