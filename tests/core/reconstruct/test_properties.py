@@ -113,9 +113,11 @@ SAMPLED = st.lists(st.integers(0, len(whole_ids()) - 1), max_size=40)
 @settings(max_examples=200, deadline=None)
 @given(SAMPLED, SAMPLED.filter(bool))
 def test_canonical_ids_come_back_from_their_text(a: list[int], b: list[int]) -> None:
-    """Any ids are decoded; the canonical ids of that text are what the rebuild gives."""
+    """Any ids are decoded; the canonical ids of that text are what the rebuild gives, unless the
+    text looks as if spaces had been put round its markers."""
     tokenizer, table = embedded().tokenizer, whole_ids()
     first, second = (tokenizer.decode([table[i] for i in part]) for part in (a, b))
+    assume(not (first.endswith(" ") and second.startswith(" ")))
     ids = tokenizer.encode_special(f"{first}</think>{second}<|im_end|>")
     sample = judged(chat_body(second, first), len(ids))
     assert (sample.verdict, sample.completion_ids) == ("consistent", ids)
