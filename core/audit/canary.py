@@ -2,8 +2,10 @@
 
 Only the `size` first outcomes of a (provider, dataset) are judged here; after that the tripwires
 watch. A share fails when its Wilson interval lies above the tripwire's limit at one-sided 95 %,
-which is sooner than a wire trips: nothing much has been paid yet. A canary that can no longer pass
-fails before all of it has come in.
+which is sooner than a wire trips: nothing much has been paid yet. It is a share of the `size`
+rollouts that the config asks for: those that have not come, or that say nothing about a wire, are
+taken as good. So one bad reply of one never fails a canary, and one that can no longer pass fails
+before all of it has come in.
 """
 
 from collections import defaultdict
@@ -44,30 +46,17 @@ class Canaries:
                 count = self._bad[key][name]
                 count[0] += bad
                 count[1] += 1
-        if failing := self._failing(key, max(self.size, self._seen[key])):
+        if failing := self._failing(key):
             return self._settle(key, False, failing)
         if self._seen[key] >= self.size:
             return self._settle(key, True, f"{self._seen[key]} rollouts, nothing above its limit")
         return None
 
-    def close(self, dataset: str) -> list[Canary]:
-        """The dataset has no more prompts: judge what came, however few."""
-        due = [key for key in self._seen if key[1] == dataset and key not in self.verdicts]
-        verdicts = []
-        for key in due:
-            seen = self._seen[key]
-            failing = self._failing(key, seen)
-            detail = failing or f"{seen} rollouts (fewer than {self.size}), nothing above its limit"
-            verdicts.append(self._settle(key, not failing, detail))
-        return verdicts
-
-    def _failing(self, key: tuple[str, str], size: int) -> str:
-        """What fails even if all that is still to come is good; empty when nothing does."""
-        seen = self._seen[key]
+    def _failing(self, key: tuple[str, str]) -> str:
+        """What fails even if all others of the canary are good; empty when nothing does."""
         for name, (bad, counted) in self._bad[key].items():
             limit: float = getattr(self._limits, SHARES[name].limit)
-            total = counted + size - seen
-            if bad and exceeds(bad, total, limit, 1, LIKELY):
+            if bad and exceeds(bad, self.size, limit, 1, LIKELY):
                 wire = SHARES[name]
                 return f"{bad} of {counted} {wire.saw} (limit {limit:.1%}): {wire.advice}"
         return ""

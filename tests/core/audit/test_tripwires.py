@@ -364,15 +364,19 @@ def test_canary_both_sides() -> None:
     assert failed.detail.startswith("4 of 4 replies do not match their billed token count")
 
 
-def test_canary_of_a_small_dataset_is_closed_by_hand() -> None:
+def test_canary_of_a_few_replies_says_nothing() -> None:
     canaries = Canaries(LIMITS, 32)
-    for _ in range(3):
-        canaries.observe(see())
-        canaries.observe(see("B", truncated=True))
-    by_provider = {c.provider: c.passed for c in canaries.close("b1")}
-    assert by_provider == {"A": True, "B": False}
-    assert canaries.close("b1") == []
-    assert canaries.observe(see()) is None
+    assert [canaries.observe(see(truncated=True)) for _ in range(3)] == [None] * 3
+    assert not canaries.open("b1") and not canaries.verdicts
+
+
+def test_canary_needs_its_count_for_wires_that_few_replies_speak_about() -> None:
+    """One reply of eight calls a tool, and calls it badly: 1 of 1 is no share."""
+    canaries = Canaries(LIMITS, 8)
+    canaries.observe(see(schema_invalid=True))
+    quiet = see(schema_invalid=None)
+    (verdict,) = [v for v in (canaries.observe(quiet) for _ in range(7)) if v]
+    assert verdict.passed and canaries.open("b1")
 
 
 def test_canary_off() -> None:
