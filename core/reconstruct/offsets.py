@@ -23,16 +23,18 @@ REFERENCE = "\u0000exact"
 _UNUSABLE_FIT = 0.25
 """A provider whose reasoning counts fit less often than this does not count the model's tokens."""
 _SUSPECT = frozenset({"spaced_markers", "special_like_text", "tool_id_foreign"})
-"""Flags of replies that may fit a count by accident: no offset is learned from them."""
+"""Flags of replies that may fit a count by accident."""
 
 _COUNTED = ("consistent", "hypothesis", "mismatch")
 
 
 class StopOffsets(msgspec.Struct, kw_only=True):
     """`seen`: per provider, clean replies by billed - rebuilt. `frozen`: the offset held. `mixed`:
-    providers whose counts prove nothing, because they do both, or mostly something else."""
+    providers whose counts prove nothing: they do both, or something else, or are seldom clean."""
 
     seen: dict[str, dict[int, int]] = {}
+    suspect: dict[str, int] = {}
+    """Per provider: replies that may fit a count by accident, from which no offset is learned."""
     frozen: dict[str, int] = {}
     mixed: set[str] = set()
     thoughts: dict[str, list[int]] = {}
@@ -76,7 +78,8 @@ class StopOffsets(msgspec.Struct, kw_only=True):
         total, strays = counted + left_out, min(counted, left_out)
         share = MIXED_SHARE if counted >= left_out else SPLIT_SHARE
         both = strays > 0 if total < FEW_SAMPLES else strays > max(1, share * total)
-        if both or max(seen.values()) > max(counted, left_out):
+        foreign = max(seen.values()) > max(counted, left_out)
+        if both or foreign or self.suspect.get(provider, 0) > total:
             self.mixed.add(provider)
         else:
             self.frozen[provider] = 0 if counted >= left_out else -1
@@ -108,9 +111,11 @@ def observe(offsets: StopOffsets, sample: Sample) -> None:
         return
     if sample.billed_tokens is None or sample.rebuilt_tokens is None:
         return
-    if _SUSPECT.isdisjoint(sample.flags):
-        stop = offsets.seen.setdefault(key, {})
-        off = sample.billed_tokens - sample.rebuilt_tokens
-        stop[off] = stop.get(off, 0) + 1
-        if sum(stop.values()) >= LEARN_SAMPLES:
-            offsets._freeze(key, stop)
+    if not _SUSPECT.isdisjoint(sample.flags):
+        offsets.suspect[key] = offsets.suspect.get(key, 0) + 1
+        return
+    stop = offsets.seen.setdefault(key, {})
+    off = sample.billed_tokens - sample.rebuilt_tokens
+    stop[off] = stop.get(off, 0) + 1
+    if sum(stop.values()) >= LEARN_SAMPLES:
+        offsets._freeze(key, stop)

@@ -266,6 +266,7 @@ class _TextRebuild:
         elif not self.ask.allowed:
             found.verdict = "unverifiable"
             found.flags.append("mixed_stop_offset")
+            self._try_despaced(found)
         elif self.billed - len(found.ids) in self.ask.allowed:
             self._judge_equal(found, draft, foreign)
         else:
@@ -348,14 +349,15 @@ class _TextRebuild:
         return self._try_hypotheses(found, only="spaced_markers")
 
     def _try_hypotheses(self, found: Rebuilt, only: str = "") -> bool:
-        if self.billed is None or not self.ask.allowed:
+        if self.billed is None:
             return False
+        allowed = self.ask.allowed or (0, -1)
         tried = hypotheses(self.reply, self.grammar, self.thinking, self.ask.prior_calls)
         for name, draft in tried:
             if only and name != only:
                 continue
             walked, encoded = self._encoded(draft)
-            if walked.problems or self.billed - len(encoded.ids) not in self.ask.allowed:
+            if walked.problems or self.billed - len(encoded.ids) not in allowed:
                 continue
             if not self._thinking_fits(self._reasoning_off(encoded)):
                 continue

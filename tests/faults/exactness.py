@@ -37,6 +37,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     "platform_limited": ("=0.02",),
     "unavailable": ("=0.02",),
     "hang": ("=0.02",),
+    "overloaded": ("=0.02",),
+    "error_in_200": ("=502",),
     "capacity": ("=2",),
     "slow": ("=1",),
     "trim_reasoning": ("", "=left", "=right"),

@@ -213,8 +213,12 @@ def test_spaces_that_parsed_markers_left(
         assert (sample.verdict, sample.hypothesis) == ("hypothesis", "spaced_markers")
         assert sample.completion_ids == judged(clean, true_count(clean)).completion_ids
     learning = StopOffsets()
-    observe(learning, judged(spaced, true_count(spaced)))
-    assert learning.seen == {}
+    observe(learning, judged(BODY, true_count(BODY)))
+    for _ in range(2):
+        observe(learning, judged(spaced, true_count(spaced)))
+    assert (learning.seen, learning.suspect) == ({"ProviderA": {0: 1}}, {"ProviderA": 2})
+    learning.settle()
+    assert learning.mixed == {"ProviderA"}  # one clean reply of three shows no convention
 
 
 def test_natural_spaces_are_kept_where_the_count_proves_them() -> None:
