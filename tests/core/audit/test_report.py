@@ -454,6 +454,38 @@ def test_the_account_adds_up(run: RunDir) -> None:
     json.dumps(data)
 
 
+def test_a_correction_by_the_account_belongs_to_the_uncertain_ones(run: RunDir) -> None:
+    def line(kind: Any, usd: float, provider: str | None = None, name: str = "a") -> SpendLine:
+        return SpendLine(
+            ts=1.0,
+            kind=kind,
+            prompt_id=name,
+            attempt=1,
+            backend="openrouter",
+            provider=provider,
+            cost_usd=usd,
+            cap_usd=usd,
+        )
+
+    books = [
+        line("account", 0.0, name=""),
+        line("billed", 0.5, "Alpha"),
+        line("uncertain", 0.3, "Alpha"),
+        line("uncertain", 0.1, "Beta"),
+        line("adjusted", -0.2, name=""),
+        line("uncertain", 0.25, "Beta"),
+    ]
+    run.spend.write_bytes(b"".join(encode_line(one) for one in books))
+    spent = report(run)["spent"]
+    assert spent["total_usd"] == pytest.approx(0.95) == spent["cap_usd"]
+    assert spent["uncertain_usd"] == 0.25
+    assert {r["provider"]: r["usd"] for r in spent["by_provider"]} == {
+        "Alpha": pytest.approx(0.65),
+        "Beta": pytest.approx(0.30),
+    }
+    assert [usd for _, usd in spent["curve"]] == pytest.approx([0.5, 0.8, 0.9, 0.7, 0.95])
+
+
 def test_an_account_of_almost_nothing(run: RunDir) -> None:
     data = report(run)
     assert data["made"]["samples"] == 0 and data["warnings"] == []
