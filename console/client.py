@@ -247,7 +247,8 @@ def start_engine(run: RunDir) -> str:
     """Resume a run whose engine is gone, as a process of its own. Blocks until the engine's socket
     is bound; returns "" or one line of why not.
     """
-    command = [sys.executable, "-m", "core", "resume", str(run.path), "--detach"]
+    # -P: a folder named `core` in the working directory is not ours.
+    command = [sys.executable, "-P", "-m", "core", "resume", str(run.path), "--detach"]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120

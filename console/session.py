@@ -18,6 +18,7 @@ from core.halting import engine_pid
 from core.store import RunDir
 
 Clock = Callable[[], float]
+LET_GO_S = 15.0
 
 
 class Session:
@@ -117,11 +118,15 @@ class Session:
         return await send(self._link, name, reason)
 
     async def resume(self) -> str:
-        """Tell a halted engine to go on, or start one on the same run directory."""
+        """Start the next engine on the same run directory, as soon as the stopped one has let go of
+        it. Raises EyasError.
+        """
         self.state.halt_pressed_at = 0.0
-        if self._link is not None:
-            await self.command("resume")
-            return "resumed"
+        deadline = time.monotonic() + LET_GO_S
+        while pid := await asyncio.to_thread(engine_pid, self.run.path):
+            if time.monotonic() > deadline:
+                raise EyasError(f"resume: engine {pid} has not ended yet; r again when it has")
+            await asyncio.sleep(0.1)
         problem = await asyncio.to_thread(start_engine, self.run)
         if problem:
             raise EyasError(problem)

@@ -92,8 +92,10 @@ class Steering(Base):
         session = self._may_steer("resume")
         if session is None:
             return
-        if not session.state.finished and session.state.state != "draining":
-            self.say(f"nothing to resume: the run is {session.state.state}")
+        if not session.state.finished:
+            word = session.state.state
+            wait = word in ("halting", "draining")
+            self.say(f"{word}: r when it has stopped" if wait else f"nothing to resume: {word}")
             return
         left = max(0.0, session.state.budget_usd - session.state.spent_usd)
         text = (

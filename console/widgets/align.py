@@ -5,8 +5,9 @@ Pure. The library's one call holds the interpreter from its first to its last st
 thread that hears HALT, so no call is given more than a few milliseconds of work.
 """
 
+from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 MAX_CELLS = 4_000_000
@@ -24,8 +25,50 @@ class Row(NamedTuple):
     right: int
 
 
+SIGNS = "=≠−+"
+
+
+class Rows(Sequence[Row]):
+    """Rows in seventeen bytes each, made when they are looked at: a million objects would keep the
+    garbage collector busy for half a second at a time.
+    """
+
+    def __init__(self) -> None:
+        self._signs = bytearray()
+        self._left, self._right = array("q"), array("q")
+
+    def __len__(self) -> int:
+        return len(self._signs)
+
+    def __getitem__(self, index: int) -> Row:  # type: ignore[override]  # rows are never sliced
+        return Row(SIGNS[self._signs[index]], self._left[index], self._right[index])
+
+    def add(self, sign: str, left: Sequence[int], right: Sequence[int]) -> None:
+        self._signs += bytes([SIGNS.index(sign)]) * len(left)
+        self._left.extend(left)
+        self._right.extend(right)
+
+    def equal(self, left: range, right: range) -> None:
+        self.add("=", left, right)
+
+    def replaced(self, left: range, right: range) -> None:
+        """Side by side as far as both go, then what one has more."""
+        paired = min(len(left), len(right))
+        self.add("≠", left[:paired], right[:paired])
+        self.add("−", left[paired:], [-1] * (len(left) - paired))
+        self.add("+", [-1] * (len(right) - paired), right[paired:])
+
+    def hunks(self) -> list[int]:
+        """Where runs of differences begin."""
+        signs = self._signs
+        return [i for i, s in enumerate(signs) if s and (i == 0 or not signs[i - 1])]
+
+    def differing(self) -> list[int]:
+        return [i for i, sign in enumerate(self._signs) if sign]
+
+
 class Difference(NamedTuple):
-    rows: list[Row]
+    rows: Rows
     hunks: list[int]  # indices of rows at which a run of differences begins
     prefix: int
     suffix: int
@@ -41,33 +84,32 @@ def difference(left: Sequence[int], right: Sequence[int]) -> Difference:
     prefix = next((i for i in range(shorter) if left[i] != right[i]), shorter)
     room = shorter - prefix
     suffix = next((i for i in range(room) if left[-1 - i] != right[-1 - i]), room)
-    rows = [Row("=", i, i) for i in range(prefix)]
-    middle_left = list(left[prefix : len(left) - suffix])
-    middle_right = list(right[prefix : len(right) - suffix])
-    for row in _aligned(middle_left, middle_right):
-        a, b = row.left, row.right
-        rows.append(Row(row.sign, a + prefix if a >= 0 else -1, b + prefix if b >= 0 else -1))
-    rows += [Row("=", len(left) - suffix + k, len(right) - suffix + k) for k in range(suffix)]
-    hunks = [i for i, r in enumerate(rows) if r.sign != "=" and (i == 0 or rows[i - 1].sign == "=")]
-    return Difference(rows, hunks, prefix, suffix)
+    rows = Rows()
+    rows.equal(range(prefix), range(prefix))
+    _align(list(left), list(right), prefix, suffix, rows)
+    rows.equal(range(len(left) - suffix, len(left)), range(len(right) - suffix, len(right)))
+    return Difference(rows, rows.hunks(), prefix, suffix)
 
 
-def _aligned(left: list[int], right: list[int]) -> Iterator[Row]:
-    """Rows of two lists; long ones are cut at their anchors and aligned piece by piece."""
-    if len(left) * len(right) <= MAX_CELLS:
-        yield from _edited(left, right, 0, 0)
-        return
-    a = b = 0
-    for at, to in [*_anchors(left, right), (len(left), len(right))]:
-        piece, other = left[a:at], right[b:to]
-        if len(piece) * len(other) <= MAX_CELLS:
-            yield from _edited(piece, other, a, b)
+def _align(left: list[int], right: list[int], prefix: int, suffix: int, rows: Rows) -> None:
+    """What lies between the common ends; long middles are cut at their anchors and aligned piece by
+    piece.
+    """
+    end, other_end = len(left) - suffix, len(right) - suffix
+    cuts = [(end, other_end)]
+    if (end - prefix) * (other_end - prefix) > MAX_CELLS:
+        found = _anchors(left[prefix:end], right[prefix:other_end])
+        cuts = [(i + prefix, j + prefix) for i, j in found] + cuts
+    a = b = prefix
+    for at, to in cuts:
+        if (at - a) * (to - b) <= MAX_CELLS:
+            _edit(left[a:at], right[b:to], a, b, rows)
         else:  # nothing in common for thousands of ids: side by side says as much as any alignment
-            yield from _replaced(range(a, at), range(b, to))
+            rows.replaced(range(a, at), range(b, to))
         a, b = at, to
 
 
-def _edited(left: list[int], right: list[int], a0: int, b0: int) -> Iterator[Row]:
+def _edit(left: list[int], right: list[int], a0: int, b0: int, rows: Rows) -> None:
     """Shortest edit script (Levenshtein)."""
     from rapidfuzz.distance import Levenshtein
 
@@ -75,16 +117,9 @@ def _edited(left: list[int], right: list[int], a0: int, b0: int) -> Iterator[Row
         a = range(op.src_start + a0, op.src_end + a0)
         b = range(op.dest_start + b0, op.dest_end + b0)
         if op.tag == "equal":
-            yield from (Row("=", i, j) for i, j in zip(a, b, strict=True))
+            rows.equal(a, b)
         else:
-            yield from _replaced(a, b)
-
-
-def _replaced(a: range, b: range) -> Iterator[Row]:
-    paired = min(len(a), len(b))
-    yield from (Row("≠", a[k], b[k]) for k in range(paired))
-    yield from (Row("−", i, -1) for i in a[paired:])
-    yield from (Row("+", -1, j) for j in b[paired:])
+            rows.replaced(a, b)
 
 
 def _anchors(left: list[int], right: list[int]) -> list[tuple[int, int]]:

@@ -149,9 +149,8 @@ def visible_rows(diff: Difference, only_diffs: bool) -> list[int]:
     if not only_diffs:
         return list(range(len(diff.rows)))
     keep: set[int] = set()
-    for i, row in enumerate(diff.rows):
-        if row.sign != "=":
-            keep.update(range(max(0, i - CONTEXT), min(len(diff.rows), i + CONTEXT + 1)))
+    for i in diff.rows.differing():
+        keep.update(range(max(0, i - CONTEXT), min(len(diff.rows), i + CONTEXT + 1)))
     out: list[int] = []
     for i in sorted(keep):
         if out and i != out[-1] + 1:

@@ -13,6 +13,7 @@ from console.screens.board import BoardScreen
 from console.screens.lists import ErrorsScreen, LogScreen
 from console.screens.modal import ConfirmScreen
 from console.widgets.lines import Lines
+from core import events as ev
 from core.config import Console as ConsoleConfig
 from tests.console import recording
 from tests.console.still import StillApp
@@ -187,7 +188,11 @@ async def test_drain_goes_at_once_and_resume_of_a_running_run_is_refused() -> No
         await pilot.press("d")
         await until(pilot, lambda: app.still.asked == ["drain"], "drain was asked for")
         await pilot.press("r")
-        assert "nothing to resume" in app.said[-1]
+        assert app.said[-1] == "nothing to resume: running"
+        app.state.apply(ev.StateChanged(seq=app.state.view.seq + 1, state="draining"), 100.0)
+        await pilot.press("r")
+        assert app.said[-1] == "draining: r when it has stopped"
+        assert app.still.asked == ["drain"]
 
 
 async def test_a_read_only_console_changes_nothing() -> None:

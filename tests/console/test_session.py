@@ -4,6 +4,7 @@ go and come.
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from console.session import Session
 from core import events as ev
 from core.config import Config
 from core.control import CommandRequest, ControlServer, Peer
-from core.errors import ControlError
+from core.errors import ControlError, EyasError
 from core.journal import Journal
 from core.store import RunDir, make_manifest, write_manifest
 from tests.console import recording
@@ -92,8 +93,8 @@ async def test_halt_goes_over_its_own_armed_connection(engine: Engine) -> None:
     await until(lambda: bool(engine.commands), "the halt came")
     assert engine.commands == [("halt", "halt")]
     assert session.state.halt_shown
-    await until(engine.run.halt_file.exists, "the file was left as well")
-    assert "key by " in engine.run.halt_file.read_text(encoding="utf-8")
+    file = engine.run.halt_file
+    await until(lambda: file.exists() and "key by " in file.read_text(), "the file was left too")
     assert session.halt_channel is not None
     await until(session.halt_channel.acknowledged.is_set, "the acknowledgement was read")
     await session.stop()
@@ -142,6 +143,20 @@ async def test_an_engine_that_goes_is_seen_and_one_that_comes_is_joined(tmp_path
     assert session.state.state == "running"
     await session.stop()
     await second.stop()
+
+
+async def test_resume_waits_for_the_stopped_engine_and_tells_why_it_cannot(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(engine.run)
+    monkeypatch.setattr("console.session.LET_GO_S", 0.2)
+    with pytest.raises(EyasError, match=f"engine {os.getpid()} has not ended yet"):
+        await session.resume()
+    gone = iter([os.getpid(), os.getpid(), 0])
+    monkeypatch.setattr("console.session.engine_pid", lambda path: next(gone))
+    with pytest.raises(EyasError, match="its engine is alive"):  # says the command that starts one
+        await session.resume()
+    assert next(gone, None) is None
 
 
 async def test_a_finished_run_is_read_from_files_alone(tmp_path: Path) -> None:
