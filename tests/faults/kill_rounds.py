@@ -24,6 +24,9 @@ from tests.faults.rig import Engine, Gateway, check, lines_in, new_run, run_conf
 
 ORPHANS_END_S = 60.0
 """A stage whose engine died ends at its next step; until then the next engine's stage waits."""
+START_SHARE = 0.1
+STAGE_S = 12.0
+"""A kill in a stage falls this long after its start at most: about what the longest takes."""
 WHOLE_LINE: dict[str, dict[str, Any]] = {
     "run": {"stages": []},
     "extract": {"dtype": "float32", "max_length": 1_024, "batch_tokens": 4_096},
@@ -77,29 +80,34 @@ class Progress:
             self.done.add(event["stage"])
 
 
-def kill_at_random(
-    engine: Engine, progress: Progress, stages: list[str], dice: random.Random
-) -> str:
+def aims(stages: list[str], most: int, dice: random.Random) -> list[str]:
+    """Where a run shall be killed, in the line's order: nearly half while money is in the air, the
+    rest spread over the other stages and over starts."""
+    weights = [6 if stage == "generate" else 1 for stage in stages]
+    drawn = sorted(dice.choices(stages, weights, k=most), key=stages.index)
+    return ["start" if dice.random() < START_SHARE else stage for stage in drawn]
+
+
+def kill_at_random(engine: Engine, progress: Progress, aim: str, dice: random.Random) -> str:
     """Wait for a random moment and kill. Where it fell; empty when the engine ended before."""
     progress.begin()
-    ahead = [s for s in stages if s not in progress.done]
-    way = dice.random()
-    if way < 0.15 or not ahead:  # while it starts, or at any time at all
-        deadline = time.monotonic() + dice.uniform(0.0, 6.0)
+    if aim == "start":
+        deadline = time.monotonic() + dice.uniform(0.0, 4.0)
         while engine.alive and time.monotonic() < deadline:
             time.sleep(0.005)
-    elif "generate" in ahead and way < 0.7:  # by progress: speed does not decide where it falls
-        path = dice.choice((engine.run.completions, engine.run.spend))
-        target = lines_in(path) + dice.randrange(1, 12)
-        while engine.alive and lines_in(path) < target and "generate" not in progress.done:
+    elif aim == "generate":  # by progress: speed does not decide where it falls
+        path, most = dice.choice(((engine.run.completions, 5), (engine.run.spend, 12)))
+        target = lines_in(path) + dice.randrange(1, most)
+        while engine.alive and lines_in(path) < target and aim not in progress.done:
             time.sleep(0.002)
             progress.look()
         time.sleep(dice.uniform(0.0, 0.05))
     else:
-        stage = dice.choice(ahead[:3])
-        while engine.alive and progress.look() != stage and stage not in progress.done:
+        while engine.alive and progress.look() != aim and aim not in progress.done:
             time.sleep(0.01)
-        time.sleep(dice.uniform(0.0, 5.0))
+        deadline = time.monotonic() + dice.uniform(0.0, STAGE_S)
+        while engine.alive and progress.look() == aim and time.monotonic() < deadline:
+            time.sleep(0.01)
     where = progress.look()
     if not engine.alive:
         return ""
@@ -113,18 +121,19 @@ def one_run(run: RunDir, dice: random.Random, most: int, stages: list[str]) -> C
     kills: Counter[str] = Counter()
     progress = Progress(run)
     orphans: list[psutil.Process] = []
-    while True:
+    for aim in [*aims(stages, most, dice), ""]:
         engine = Engine(run)
-        if kills.total() < most and (where := kill_at_random(engine, progress, stages, dice)):
+        if aim and (where := kill_at_random(engine, progress, aim, dice)):
             kills[where] += 1
             orphans += engine.orphans
             continue
         code = engine.wait(600)
         assert code == 0, f"{run.path}: engine ended with {code}; see {run.output_log}"
-        psutil.wait_procs(orphans, ORPHANS_END_S)
-        left = [one for one in orphans if one.is_running()]
-        assert not left, f"children of killed engines that did not end: {left}"
-        return kills
+        break
+    psutil.wait_procs(orphans, ORPHANS_END_S)
+    left = [one for one in orphans if one.is_running()]
+    assert not left, f"children of killed engines that did not end: {left}"
+    return kills
 
 
 HEADER = (
@@ -190,7 +199,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=int, default=24, help="API prompts in a run")
+    parser.add_argument("--limit", type=int, default=32, help="API prompts in a run")
     parser.add_argument("--keep", type=Path, help="folder for the runs; default: temporary")
     asked = parser.parse_args()
     if asked.keep:

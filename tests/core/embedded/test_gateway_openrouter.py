@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientConnectionResetError, web
+from aiohttp.test_utils import TestClient, TestServer
 
 from core.embedded.billing import PROVIDERS, pico, usd
+from core.embedded.gateway import quiet_goodbye
 from core.render.base import load_renderer
 from tests.core.embedded.serving import (
     AUTH,
@@ -204,6 +207,19 @@ async def test_cancelled_before_the_first_token_is_free(tmp_path: Path) -> None:
         books = await wait_for_bill(client)
         assert books["total_usd"] == 0
         assert books["generations"][0]["completion_tokens"] == 0
+
+
+async def test_a_client_that_vanishes_while_it_is_written_to_is_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def gone(request: web.Request) -> web.StreamResponse:
+        raise ClientConnectionResetError("Cannot write to closing transport")
+
+    app = web.Application(middlewares=[quiet_goodbye])
+    app.router.add_get("/", gone)
+    async with TestClient(TestServer(app)) as client:
+        assert (await client.get("/")).status == 499
+    assert not [r for r in caplog.records if r.name == "aiohttp.server"]
 
 
 async def test_lookup_lags(tmp_path: Path) -> None:
