@@ -11,7 +11,6 @@ import fcntl
 import importlib
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -23,6 +22,7 @@ import msgspec
 
 from core import events as ev
 from core.errors import EXIT_FAILED, EXIT_HALTED, EyasError, Halted
+from core.halting import python_command
 from core.pipeline.stages import Stage, stage_named
 from core.store import RunDir
 
@@ -36,12 +36,6 @@ class StageFailedError(EyasError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-def python_command(*arguments: str) -> list[str]:
-    """This interpreter, our package; `-P` keeps a folder named `core` in the working directory out
-    of the way."""
-    return [sys.executable, "-P", "-m", *arguments]
 
 
 class StageChild:
@@ -155,6 +149,8 @@ def perform(stage: Stage, run: RunDir) -> int:
         fcntl.flock(
             lock, fcntl.LOCK_EX
         )  # a child of a killed engine may still write its checkpoint
+        if stop.is_set():  # the engine died while this one waited: the next child is in the queue
+            return EXIT_HALTED
         try:
             config = run.load_config()
             module = importlib.import_module(stage.module)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from core import events as ev
@@ -172,6 +173,23 @@ def test_two_children_of_a_run_do_not_overlap(run: RunDir) -> None:
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
             pipe.close()
+
+
+def test_an_orphan_that_still_waits_for_its_turn_does_not_begin(run: RunDir) -> None:
+    first = subprocess.Popen(command(run, "deaf"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert first.stdin is not None and first.stdout is not None
+    assert b"ready" in first.stdout.readline()
+    second = subprocess.Popen(command(run, "whole"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert second.stdin is not None and second.stdout is not None
+    wait_for(lambda: waits_for_lock(second.pid), "the second child to wait")
+    before = psutil.Process(second.pid).num_threads()
+    second.stdin.close()
+    wait_for(lambda: psutil.Process(second.pid).num_threads() < before, "it to notice")
+    first.kill()
+    first.wait()
+    assert second.stdout.read() == b"" and second.wait(timeout=60) == 3
+    for pipe in (first.stdin, first.stdout, second.stdout):
+        pipe.close()
 
 
 def waits_for_lock(pid: int) -> bool:
