@@ -29,12 +29,9 @@ class Prompt(Record, frozen=True, kw_only=True):
     """One question to carry to exactly one outcome.
 
     `twin_id` is the hash of (messages, tools, thinking): the same question asked through another
-    arm has the
-    same twin_id. `prompt_id` is the hash of twin_id plus everything that changes the answer's
-    meaning (arm,
-    backend, model, sampling settings, template variant), so an edited input is a new prompt (case
-    C73) and
-    duplicates meet.
+    arm has the same twin_id. `prompt_id` is the hash of twin_id plus everything that changes the
+    answer's meaning (arm, backend, model, sampling settings, template variant), so an edited input
+    is a new prompt (case C73) and duplicates meet.
     """
 
     prompt_id: str
@@ -84,12 +81,10 @@ class Timings(Record, frozen=True, kw_only=True):
 
 class Rollout(Record, frozen=True, kw_only=True):
     """One attempt's end: a line of completions.jsonl. A prompt is finished by a record whose
-    outcome is final
-    (`ok`, `rejected`, `failed`, `refused`); `aborted` leaves it pending.
+    outcome is final (`ok`, `rejected`, `failed`, `refused`); `aborted` leaves it pending.
 
     `reply_raw` is the body as received (ASCII-escaped JSON string on disk: lone surrogates and NULs
-    survive);
-    `reply_kind` says how to read it. `request` is the body as sent, without secrets.
+    survive); `reply_kind` says how to read it. `request` is the body as sent, without secrets.
     """
 
     v: int = SCHEMA_VERSION
@@ -139,8 +134,7 @@ class Sample(Record, frozen=True, kw_only=True):
 
     `token_ids` = prompt then completion; the loss mask is True exactly on positions >= prompt_len
     (`loss_mask` below), less the `masked` ones. A rejected rollout has the ids that could be built,
-    or none, and is
-    never trained on.
+    or none, and is never trained on.
     """
 
     v: int = SCHEMA_VERSION
@@ -271,10 +265,9 @@ class EvalReport(Record, frozen=True, kw_only=True):
     """`walk` is the exact offline walk, `decoded` the count from really decoding with the drafter.
 
     `walk_text` says which text was walked: `greedy` (the target's own greedy replies to `prompts`
-    held-out prompts,
-    the same that were decoded, so the two figures are comparable) or `recorded` (the held-out
-    samples as generated,
-    when nothing is decoded). `recorded` is the walk over all held-out samples, whichever `walk` is.
+    held-out prompts, the same that were decoded, so the two figures are comparable) or `recorded`
+    (the held-out samples as generated, when nothing is decoded). `recorded` is the walk over all
+    held-out samples, whichever `walk` is.
     """
 
     v: int = SCHEMA_VERSION
