@@ -23,7 +23,15 @@ from core.audit.traits import edge_positions, provider_of
 from core.errors import StoreError, UsageError
 from core.halting import engine_pid
 from core.schema import Finding, Sample
-from core.store import RunDir, encode_line, read_jsonl, read_samples, write_atomic, write_samples
+from core.store import (
+    RunDir,
+    encode_line,
+    only_one,
+    read_jsonl,
+    read_samples,
+    write_atomic,
+    write_samples,
+)
 
 EDGES = "provider_trims_whitespace"
 
@@ -64,12 +72,13 @@ def apply(run: RunDir, decision: str, datasets: Iterable[str] = ()) -> dict[str,
         raise UsageError(f"--apply {decision}: not known; use {', '.join(DECISIONS)}")
     if pid := engine_pid(run.path):
         raise StoreError(f"{run.run_id}: its engine (pid {pid}) is working; halt it first")
-    audit = load_audit(run)
-    chosen = _chosen(audit, known, list(datasets))
-    act = {"keep": _keep, "mask": _mask, "filter": _filter, "regenerate": _regenerate}[known]
-    done = act(run, audit, chosen)
-    audit.applied.append(msgspec.to_builtins(done))
-    save_audit(run, audit)
+    with only_one(run):  # an engine that starts meanwhile would read files half way through
+        audit = load_audit(run)
+        chosen = _chosen(audit, known, list(datasets))
+        act = {"keep": _keep, "mask": _mask, "filter": _filter, "regenerate": _regenerate}[known]
+        done = act(run, audit, chosen)
+        audit.applied.append(msgspec.to_builtins(done))
+        save_audit(run, audit)
     result: dict[str, Any] = msgspec.to_builtins(done)
     return result
 

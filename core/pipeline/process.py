@@ -1,32 +1,26 @@
 """The engine as an operating-system process: one a run directory, deaf to hang-ups, with a last
 line in its log.
 
-Knows file descriptors, locks and exit codes, nothing of stages.
+Knows signals, the lock and exit codes, nothing of stages.
 """
 
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
-import resource
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from core.config import Config
-from core.errors import EXIT_FAILED, EyasError, StoreError
+from core.errors import EXIT_FAILED, EyasError
 from core.pipeline.engine import Engine, Options
-from core.store import RunDir
+from core.store import RunDir, only_one
 from core.store.rundir import check_space
-
-SPARE_FILES = 256
-"""Descriptors beside those of requests: files, sockets of consoles, children."""
 
 
 def main(argv: list[str]) -> int:
@@ -54,10 +48,9 @@ def main(argv: list[str]) -> int:
 
     code, error = EXIT_FAILED, ""
     try:
-        with only_engine(run):
+        with only_one(run):
             config = run.load_config()
             check_space(run.path, config.run.min_free_disk_bytes)
-            raise_file_limit(config.generate.max_in_flight + SPARE_FILES)
             said = json.loads(asked.argv) or list(sys.argv)
             options = Options(said, asked.only, asked.fresh_prompts, tell)
             code = asyncio.run(_live(run, config, options))
@@ -78,33 +71,3 @@ def main(argv: list[str]) -> int:
 
 async def _live(run: RunDir, config: Config, options: Options) -> int:
     return await Engine(run, config, options).main()
-
-
-@contextlib.contextmanager
-def only_engine(run: RunDir) -> Iterator[None]:
-    """Hold the run directory's lock; the kernel gives it back when the process ends, however it
-    ends. Raises StoreError when another engine has it."""
-    try:
-        lock = (run.path / ".lock").open("wb")
-    except OSError as e:
-        raise StoreError(f"{run.path}: cannot be written ({e.strerror}); check the folder") from e
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as e:
-            raise StoreError(
-                f"{run.path}: an engine of this run is alive; `eyas attach {run.run_id}` opens it"
-            ) from e
-        yield
-
-
-def raise_file_limit(wanted: int) -> None:
-    """One descriptor a request. Raises StoreError when the hard limit does not allow it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        if hard != resource.RLIM_INFINITY and hard < wanted:
-            raise StoreError(
-                f"generate.max_in_flight needs {wanted} open files, the limit is {hard}; "
-                "lower it, or raise the limit (ulimit -Hn)"
-            )
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -54,10 +54,16 @@ ORDER = (
         "train",
         "core.drafter.train",
         ("target", "draft", "train", "eval"),
-        ("vocab", "extract"),
+        ("reconstruct", "vocab", "extract"),
         ("checkpoints/**/*",),
     ),
-    Stage("evaluate", "core.drafter.evaluate", ("target", "eval"), ("train",), ("eval.json",)),
+    Stage(
+        "evaluate",
+        "core.drafter.evaluate",
+        ("target", "eval"),
+        ("reconstruct", "extract", "train"),
+        ("eval.json",),
+    ),
     Stage("export", "core.drafter.export", ("target", "export"), ("train",), ("export/**/*",)),
 )
 BY_NAME = {stage.name: stage for stage in ORDER}

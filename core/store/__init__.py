@@ -13,6 +13,7 @@ from core.store.lines import (
     read_jsonl,
     read_placed,
 )
+from core.store.lock import only_one
 from core.store.rundir import (
     Manifest,
     RunDir,
@@ -47,6 +48,7 @@ __all__ = [
     "mend_tail",
     "new_run_id",
     "observed_status",
+    "only_one",
     "read_at",
     "read_jsonl",
     "read_manifest",

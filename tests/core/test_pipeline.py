@@ -11,8 +11,8 @@ import pytest
 from core import events as ev
 from core import view as vw
 from core.config import Config, load, parse
-from core.errors import Halted, StoreError, UsageError
-from core.pipeline import doctor, process, rebuild
+from core.errors import Halted, UsageError
+from core.pipeline import doctor, rebuild
 from core.pipeline import launch as lc
 from core.pipeline.gateway import KEY_ENV, _with_addresses, needs_gateway
 from core.pipeline.heartbeat import status_of
@@ -114,6 +114,18 @@ def test_a_stage_is_skipped_exactly_when_nothing_changed(run: RunDir) -> None:
     assert markers().finished(stage) is None
     run.stages.write_bytes(b"{half")
     assert markers().finished(stage) is None
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate"])
+def test_what_an_audit_did_to_the_samples_is_trained_and_evaluated_anew(
+    run: RunDir, name: str
+) -> None:
+    """Marks change neither states nor vocabulary, but what is left to train on and held out."""
+    run.samples.joinpath("000000.parquet").write_bytes(b"samples")
+    Markers(run, config()).finish(BY_NAME[name], 1.0, 2.0, {})
+    assert Markers(run, config()).finished(BY_NAME[name]) is not None
+    run.samples.joinpath("000000.parquet").write_bytes(b"marked!")
+    assert Markers(run, config()).finished(BY_NAME[name]) is None
 
 
 def test_doing_a_stage_again_never_removes_what_was_paid_for(run: RunDir) -> None:
@@ -291,24 +303,6 @@ def test_an_engine_that_dies_at_once_is_reported_with_its_last_words(
     with pytest.raises(lc.LaunchError):
         lc.launch(lc.Start(run, [], new=True))
     assert not run.path.exists()
-
-
-def test_one_engine_a_run_directory(run: RunDir) -> None:
-    refused = pytest.raises(StoreError, match="is alive")
-    with process.only_engine(run), refused, process.only_engine(run):
-        pass
-    with process.only_engine(run):
-        pass
-
-
-def test_too_few_descriptors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process.resource, "getrlimit", lambda _: (100, 200))
-    raised: list[tuple[int, int]] = []
-    monkeypatch.setattr(process.resource, "setrlimit", lambda _, pair: raised.append(pair))
-    process.raise_file_limit(150)
-    assert raised == [(150, 200)]
-    with pytest.raises(StoreError, match="ulimit -Hn"):
-        process.raise_file_limit(201)
 
 
 def test_the_gateway_fills_only_what_was_left_empty() -> None:
