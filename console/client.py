@@ -13,7 +13,6 @@ import pwd
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ import msgspec
 from core import events as ev
 from core.control import Client
 from core.errors import ControlError
-from core.halting import engine_pid, recorded_socket_path, write_halt_file
+from core.halting import engine_pid, python_command, recorded_socket_path, write_halt_file
 from core.store import RunDir
 
 ACK_TIMEOUT_S = 10.0
@@ -247,8 +246,7 @@ def start_engine(run: RunDir) -> str:
     """Resume a run whose engine is gone, as a process of its own. Blocks until the engine's socket
     is bound; returns "" or one line of why not.
     """
-    # -P: a folder named `core` in the working directory is not ours.
-    command = [sys.executable, "-P", "-m", "core", "resume", str(run.path), "--detach"]
+    command = python_command("core", "resume", str(run.path), "--detach")
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120

@@ -1,5 +1,5 @@
 """HALT with nothing but the standard library: where the control socket is, and how to stop a run
-through it.
+through it; who is alive, and how our own processes are started.
 
 Promises: importing this file loads no third-party module, so `eyas halt RUN` lands in tens of
 milliseconds; a dead socket, another host or a full disk do not matter, because the HALT file is
@@ -228,6 +228,12 @@ def process_started(pid: int) -> int:
     except OSError:
         return 0
     return 1
+
+
+def python_command(*arguments: str) -> list[str]:
+    """This interpreter, our package; `-P` keeps a folder named `core` in the working directory out
+    of the way."""
+    return [sys.executable, "-P", "-m", *arguments]
 
 
 def boot_id() -> str:

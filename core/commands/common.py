@@ -14,8 +14,8 @@ import msgspec
 import typer
 
 from core.errors import EXIT_DONE, EXIT_FAILED
+from core.halting import python_command
 from core.pipeline import launch as lc
-from core.pipeline.child import python_command
 from core.store import observed_status
 
 app = typer.Typer(

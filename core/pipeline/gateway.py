@@ -14,7 +14,7 @@ import msgspec
 
 from core.config import Config
 from core.errors import ProviderError
-from core.pipeline.child import python_command
+from core.halting import python_command
 from core.store import RunDir
 
 READY_TIMEOUT_S = 120.0

@@ -15,8 +15,7 @@ import msgspec
 
 from core.config import Config, dump, load
 from core.errors import EXIT_FAILED, EyasError, StoreError, UsageError, boundary
-from core.halting import engine_pid
-from core.pipeline.child import python_command
+from core.halting import engine_pid, python_command
 from core.pipeline.setting import resolve
 from core.pipeline.stages import stage_named
 from core.store import RunDir, create_run, find_run, write_atomic
