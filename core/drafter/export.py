@@ -171,7 +171,6 @@ def load_export(directory: Path, head: TargetHead) -> Drafter:
         rope_parameters=layer["rope_parameters"],
         max_position_embeddings=layer["max_position_embeddings"],
         aux_layers=[boundary - 1 for boundary in boundaries],
-        num_target_layers=0,
         bos_id=layer.get("bos_token_id"),
         eos_ids=eos if isinstance(eos, list) else [] if eos is None else [eos],
     )

@@ -43,7 +43,6 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
     rope_parameters: dict[str, Any]
     max_position_embeddings: int
     aux_layers: list[int]
-    num_target_layers: int
     bos_id: int | None = None
     eos_ids: list[int] = []
 

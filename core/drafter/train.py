@@ -82,7 +82,6 @@ def draft_config(config: Config, meta: FeatureMeta, draft_vocab_size: int) -> Dr
         rope_parameters=rope,
         max_position_embeddings=draft.max_position_embeddings or int(hf.max_position_embeddings),
         aux_layers=meta.aux_layers,
-        num_target_layers=meta.num_layers,
         bos_id=hf.bos_token_id if isinstance(hf.bos_token_id, int) else None,
         eos_ids=eos_ids(directory),
     )

@@ -66,7 +66,7 @@ class Renderer(Protocol):
         ...
 
 
-def load_renderer(tokenizer_dir: Path, variant: str, preserve_thinking: bool = False) -> Renderer:
+def load_renderer(tokenizer_dir: Path, variant: str) -> Renderer:
     """The renderer of a variant over a tokenizer directory; raises TokenizerError or UsageError."""
     from core.render.kimi import VARIANTS, KimiRenderer
     from core.render.template import TemplateRenderer
@@ -76,7 +76,7 @@ def load_renderer(tokenizer_dir: Path, variant: str, preserve_thinking: bool = F
     if variant not in VARIANTS:
         known = ", ".join([*VARIANTS, "template"])
         raise UsageError(f"variant {variant!r}: not known; use one of {known}")
-    return KimiRenderer.load(tokenizer_dir, VARIANTS[variant], preserve_thinking)
+    return KimiRenderer.load(tokenizer_dir, VARIANTS[variant])
 
 
 def tools_as_text(messages: list[Message], tools: list[Tool] | None) -> list[Message]:

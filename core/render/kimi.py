@@ -40,7 +40,8 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 _KIMI = "You are Kimi, an AI assistant created by Moonshot AI."
 # K2, K2-Thinking: llama.cpp `models/templates/moonshotai-Kimi-K2*.jinja` (@02f4a63, @0c3c896). That
 # copy of K2's prints no calls of the history; later revisions print them as here.
-# K2.5: lightseekorg/smg fixture `kimi_k25/chat_template.jinja`; K2.6 adds preserve_thinking.
+# K2.5: lightseekorg/smg fixture `kimi_k25/chat_template.jinja`; K2.6's is the same with
+# preserve_thinking off, its default and what requests leave it at.
 VARIANTS = {
     v.name: v
     for v in (
@@ -64,24 +65,18 @@ _SPECIAL_LIKE = re.compile(r"<\|[^<>|\s]{1,64}\|>|</?think>|\[[A-Z]{3}\]")
 class KimiRenderer:
     """Renders for one variant; threads may share it."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, variant: Variant, preserve_thinking: bool = False
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, variant: Variant) -> None:
         self.tokenizer = tokenizer
         self.rules = variant
         self.variant = variant.name
-        self.preserve_thinking = preserve_thinking
-        """K2.6 and later: the history keeps its reasoning."""
         self.end_id = tokenizer.specials["<|im_end|>"]
 
     @classmethod
-    def load(
-        cls, directory: Path, variant: Variant, preserve_thinking: bool = False
-    ) -> "KimiRenderer":
+    def load(cls, directory: Path, variant: Variant) -> "KimiRenderer":
         required: Collection[str] = NAMED_OFFSETS
         if variant.thinking == "none":
             required = [n for n in NAMED_OFFSETS if n not in _THINK and "media" not in n]
-        return cls(Tokenizer.load(directory, required), variant, preserve_thinking)
+        return cls(Tokenizer.load(directory, required), variant)
 
     @cached_property
     def grammar(self) -> Grammar:
@@ -113,7 +108,7 @@ class KimiRenderer:
             script.turn("<|im_system|>", "system")
             script.text(self.rules.default_system)
             script.marker("<|im_end|>")
-        kept_from = 0 if self.preserve_thinking else _after_last_answer(history)
+        kept_from = _after_last_answer(history)
         for i, message in enumerate(history):
             self._message(script, message, thinking, kept=i >= kept_from)
         script.turn("<|im_assistant|>", "assistant")

@@ -64,7 +64,6 @@ def tiny_drafter(
         max_position_embeddings=256,
         aux_layers=target.aux_layers,
         rope_parameters=rope or {"rope_type": "default", "rope_theta": 10_000.0},
-        num_target_layers=target.num_layers,
         bos_id=4,
         eos_ids=[EOS],
     )
