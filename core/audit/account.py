@@ -131,7 +131,6 @@ def _made(run: RunDir) -> dict[str, Any]:
         }
         for dataset, arm in sorted(prompts)
     ]
-    ranked = sorted(lost.items(), key=lambda item: (-item[1].total(), item[0]))
     return {
         "prompts": prompts.total(),
         "finished": len(finished),
@@ -141,16 +140,21 @@ def _made(run: RunDir) -> dict[str, Any]:
         "trainable_tokens": sum(r["trainable_tokens"] for r in table),
         "table": table,
         "verdicts": {p: dict(sorted(c.items())) for p, c in sorted(verdicts.items())},
-        "lost": [
-            {
-                "class": name,
-                "count": counts.total(),
-                "by_provider": dict(counts.most_common()),
-                "example": example.get(name, ""),
-            }
-            for name, counts in ranked
-        ],
+        "lost": _ranked(lost, example),
     }
+
+
+def _ranked(lost: dict[str, Counter[str]], example: dict[str, str]) -> list[dict[str, Any]]:
+    """Classes of lost replies, the most frequent first."""
+    return [
+        {
+            "class": name,
+            "count": counts.total(),
+            "by_provider": dict(counts.most_common()),
+            "example": example.get(name, ""),
+        }
+        for name, counts in sorted(lost.items(), key=lambda item: (-item[1].total(), item[0]))
+    ]
 
 
 def _spent(run: RunDir) -> dict[str, Any]:

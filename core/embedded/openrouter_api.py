@@ -64,6 +64,20 @@ def refuse_key(request: web.Request) -> web.Response | None:
     return error(401, "User not found.") if key == REFUSED_KEY else None
 
 
+def _order(body: ChatBody, content: bytes) -> Order:
+    return Order(
+        messages=[_named(m) for m in body.messages],
+        tools=body.tools or None,
+        thinking=body.thinking,
+        content=content,
+        seed=body.seed,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        stream=bool(body.stream),
+    )
+
+
 def _named(message: dict[str, Any]) -> dict[str, Any]:
     """The router puts `name` in front of the content for models that are not OpenAI's, and hands an
     assistant's `reasoning` on under the template's name for it."""
@@ -153,18 +167,7 @@ class ChatApi:
         hits: Hits,
         arrival: Arrival,
     ) -> web.StreamResponse:
-        order = Order(
-            messages=[_named(m) for m in body.messages],
-            tools=body.tools or None,
-            thinking=body.thinking,
-            content=content,
-            seed=body.seed,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            max_tokens=body.max_completion_tokens or body.max_tokens,
-            stream=bool(body.stream),
-        )
-        desk = self._desk
+        desk, order = self._desk, _order(body, content)
         try:
             gen = desk.prepare(order, hits, desk.new_id("gen-"))
         except RenderError as e:
