@@ -80,7 +80,7 @@ def resume_by_key(loaded: LoadedRun, terminal: Terminal) -> None:
     terminal.wait_for("Resume the run?")
     terminal.send(RIGHT)
     terminal.send(ENTER)
-    wait_for(lambda: bool(engine_pid(loaded.run.path)), "an engine after `r`")
+    terminal.wait_until(lambda: bool(engine_pid(loaded.run.path)), "an engine after `r`", 60)
     until_armed(terminal)
 
 
@@ -250,11 +250,16 @@ def plain_tries(mode: str, loaded: LoadedRun, tries: int) -> Iterator[Try]:
     for _ in range(tries):
         yield WITHOUT[mode](loaded)
         resume_by_command(loaded)
+    if mode == "cli":
+        names = foreign_modules(loaded)
+        say(f"{'':<8} third-party modules loaded by halt: {', '.join(names) or 'none'}")
+        resume_by_command(loaded)
     finish(loaded)
 
 
 def foreign_modules(loaded: LoadedRun) -> list[str]:
-    """What `eyas halt` loads beside the standard library and our own two files."""
+    """What `eyas halt` loads beside the standard library and our own files, while it halts."""
+    loaded.until_steady()
     code = (
         "import sys; from core.cli import main\n"
         f"main(['halt', {str(loaded.run.path)!r}])\n"
@@ -327,8 +332,6 @@ def one_mode(mode: str, folder: Path, load: Load, tries: int) -> int:
         status = read_status(loaded.run)
         assert status is not None
         say(f"{'':<8} resumed {tries} times, {status.state}: {status.ok} ok of {status.prompts}")
-        if mode == "cli":
-            say(f"{'':<8} third-party modules loaded by halt: {foreign_modules(loaded) or 'none'}")
         return late
     finally:
         loaded.close()

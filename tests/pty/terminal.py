@@ -99,8 +99,12 @@ class Terminal:
         return now
 
     def wait_for(self, text: str, timeout_s: float = 20.0) -> None:
+        self.wait_until(lambda: text in self.text, f"{text!r} on the screen", timeout_s)
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+        """As the function, and a failure shows the screen."""
         try:
-            wait_until(lambda: text in self.text, f"{text!r} on the screen", timeout_s)
+            wait_until(condition, what, timeout_s)
         except AssertionError as e:
             raise AssertionError(f"{e}; it shows:\n{self.text}") from None
 

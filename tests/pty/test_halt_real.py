@@ -16,10 +16,10 @@ TRIES = 3
 """A busy machine may keep the gateway itself waiting: the best try counts."""
 
 
-@pytest.fixture
-def loaded(runtime_dir: Path) -> Iterator[LoadedRun]:
+@pytest.fixture(params=[1_500])
+def loaded(runtime_dir: Path, request: pytest.FixtureRequest) -> Iterator[LoadedRun]:
     with tempfile.TemporaryDirectory(prefix="eyas-halt-") as folder:
-        run = LoadedRun(Path(folder), Load(in_flight=60, tokens_per_s=25.0, prompts=1_200))
+        run = LoadedRun(Path(folder), Load(in_flight=60, tokens_per_s=25.0, prompts=request.param))
         assert os.environ["XDG_RUNTIME_DIR"] == str(runtime_dir)
         yield run
         run.close()
@@ -38,7 +38,7 @@ def best(attempt: Callable[[], real.Try], again: Callable[[], None]) -> real.Try
 
 
 def test_a_key_halts_within_100_ms_whatever_the_terminal_does(loaded: LoadedRun) -> None:
-    """F12, then `r`, in one console and one run, until every prompt has its one outcome."""
+    """F12, then `r`, and again, in one console and one run."""
     with real.console(loaded) as terminal:
         for way in (real.by_key, real.by_key_stalled, real.by_key_slow):
             tried = best(
@@ -48,10 +48,11 @@ def test_a_key_halts_within_100_ms_whatever_the_terminal_does(loaded: LoadedRun)
             assert tried.seen.last_s <= real.PROMISE_S, real.row(tried)
             assert tried.seen.per_s > 10
             assert tried.account.cancelled > 0 < tried.account.received
-        real.finish(loaded)
 
 
+@pytest.mark.parametrize("loaded", [500], indirect=True)
 def test_drain_and_sever_from_the_console(loaded: LoadedRun) -> None:
+    """And resumed after both, until every prompt has its one outcome."""
     with real.console(loaded) as terminal:
         drained = real.by_drain(loaded, terminal)
         assert drained.account.uncertain_usd == 0
@@ -63,12 +64,11 @@ def test_drain_and_sever_from_the_console(loaded: LoadedRun) -> None:
 
 
 def test_halting_without_a_console(loaded: LoadedRun) -> None:
-    """`eyas halt`, the HALT file, SIGTERM."""
+    """`eyas halt`, the HALT file, SIGTERM; `eyas halt` once more with its imports watched."""
     for way in real.WITHOUT.values():
         tried = best(
             lambda way=way: way(loaded),  # type: ignore[misc]
             lambda: real.resume_by_command(loaded),
         )
         assert tried.seen.last_s <= real.promised_s(tried), real.row(tried)
-    real.finish(loaded)
     assert real.foreign_modules(loaded) == []
