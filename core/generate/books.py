@@ -156,6 +156,8 @@ class Books:
         self, provider: Provider, generation_id: str, tries: int = 99
     ) -> LookedUp | None:
         """The bill by generation id. It may lag the reply by seconds: a 404 is asked again."""
+        if not provider.tells_bills:
+            return None
         async with self._lookups:
             for delay_s in (0.0, *self._delays_s[:tries]):
                 await asyncio.sleep(delay_s)

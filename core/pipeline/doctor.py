@@ -38,7 +38,7 @@ def examine(config: Config, base: Path) -> list[Check]:
     checks = [_tokenizer(config), *_limits(config), _gpu()]
     try:
         prompts = load_prompts(config)
-        checks.append(Check("ok", "prompts", f"{len(prompts)} from {len(config.dataset)} datasets"))
+        checks.append(Check("ok", "prompts", f"{len(prompts)} from {_datasets(config)}"))
         checks += _forecast(config, prompts)
     except EyasError as e:
         checks.append(Check("fail", "prompts", str(e)))
@@ -87,8 +87,17 @@ def _forecast(config: Config, prompts: list[Prompt]) -> Iterator[Check]:
     yield Check(
         "ok" if fits else "warn",
         "disk",
-        f"{free / 1e9:.1f} GB free in {existing}, replies take at most {need / 1e9:.1f} GB",
+        f"{free / 1e9:.1f} GB free in {existing}, replies take at most {_size(need)}",
     )
+
+
+def _datasets(config: Config) -> str:
+    count = len(config.dataset)
+    return "1 dataset" if count == 1 else f"{count} datasets"
+
+
+def _size(count_bytes: int) -> str:
+    return f"{count_bytes / 1e9:.1f} GB" if count_bytes >= 1e9 else f"{count_bytes / 1e6:.1f} MB"
 
 
 async def _backends(config: Config) -> list[Check]:

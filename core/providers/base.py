@@ -297,6 +297,8 @@ class Provider(Protocol):
     """Replies arrive as event streams: the clocks of a stream apply."""
     sends_messages: bool
     """The server renders the messages; otherwise it gets our ids."""
+    tells_bills: bool
+    """A look-up may find the bill of a generation; otherwise nobody waits for one."""
 
     async def preflight(self, sampling: Sampling) -> list[str]:
         """Check the server against the config before the first paid request; fill `lanes`; lines

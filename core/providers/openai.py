@@ -50,6 +50,7 @@ class OpenAICompatible:
         self._http = HttpClient(options.base_url, headers, config.generate.connect_timeout_s)
         self._lane = options.base_url.split("://", 1)[-1].rstrip("/")
         self._metrics = True
+        self.tells_bills = self._price.free
 
     async def preflight(self, sampling: Sampling) -> list[str]:
         status, body = await self._http.get("/models")
@@ -90,9 +91,15 @@ class OpenAICompatible:
         }
         status, body = await self._http.post("/chat/completions", asked_for)
         if status == 200 and isinstance(body, dict):
-            choices = body.get("choices") or [{}]
+            choices = body.get("choices")
+            if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
+                raise ProviderError(
+                    f"{self.name}: the probe's reply has no list of choices; is "
+                    f"{self._http.base_url} an OpenAI-compatible server?",
+                    "probe_failed",
+                )
             self._exact = dict(EXACT)
-            if isinstance(choices[0], dict) and choices[0].get("token_ids"):
+            if choices and choices[0].get("token_ids"):
                 return "returns token ids"
             return "returns no token ids: samples can only be consistent"
         if status in (400, 422):

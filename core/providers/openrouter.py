@@ -36,6 +36,7 @@ class OpenRouter:
 
     name = "openrouter"
     sends_messages = True
+    tells_bills = True
 
     def __init__(self, config: Config) -> None:
         generate = config.generate

@@ -56,6 +56,7 @@ class SGLang:
 
     name = "sglang"
     streams = False
+    tells_bills = True
     sends_messages = False
 
     def __init__(self, config: Config) -> None:

@@ -1,5 +1,6 @@
 """SGLang and OpenAI-compatible servers: what is checked, what is sent, what comes back exact."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,11 +9,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from core.budget import Budget
 from core.config import Config, parse
 from core.errors import ConfigError, ProviderError
+from core.generate.books import Books
 from core.providers import base, make_provider
 from core.providers.sglang import load_of
 from core.schema import Prompt, Sampling
+from tests.core.generate.rig import MemoryFile
 
 SAMPLING = Sampling(max_tokens=32, seed=7, temperature=0.5)
 PROMPT = Prompt(
@@ -235,6 +239,26 @@ async def test_a_billed_chat_server_is_not_probed_and_priced_by_the_config() -> 
         assert [path for path, _ in server.asked] == ["/v1/models"]
         got = await complete(provider)
     assert got.usage.cost_usd == pytest.approx(200e-6)
+
+
+async def test_nobody_waits_for_a_bill_that_cannot_be_asked_for() -> None:
+    config = {"openai": {**VLLM["openai"], "price_prompt": 1.0, "price_completion": 2.0}}
+    async with backend(Server(), "openai", config) as provider:
+        books = Books(Budget(1.0), MemoryFile(), lookup_delays_s=(3_600.0,))
+        assert await asyncio.wait_for(books.look_up(provider, "gen-1"), 30) is None
+    async with backend(Server(), "openai", VLLM) as provider:  # free: the bill is known
+        found = await books.look_up(provider, "gen-1")
+        assert found is not None and found.cost_usd == 0.0
+
+
+@pytest.mark.parametrize("choices", [{"0": {}}, [7], None, "none"])
+async def test_a_probe_that_is_answered_with_anything_else_is_one_line(choices: Any) -> None:
+    reply = {"choices": choices}
+    server = Server(v1__models={"data": [{"id": "m"}]}, v1__chat__completions=reply)
+    async with backend(server, "vllm", VLLM) as provider:
+        with pytest.raises(ProviderError, match="no list of choices; is http") as caught:
+            await provider.preflight(SAMPLING)
+    assert caught.value.kind == "probe_failed"
 
 
 @pytest.mark.parametrize(
