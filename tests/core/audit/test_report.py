@@ -31,6 +31,7 @@ from core.store import (
     Manifest,
     RunDir,
     encode_line,
+    only_one,
     read_jsonl,
     read_samples,
     write_manifest,
@@ -264,6 +265,17 @@ def test_filter_drops_and_keep_brings_back(run: RunDir) -> None:
     apply(run, "keep")
     assert sum(s.trainable for s in read_samples(run)) == 24
     assert marks(run) == {}
+
+
+def test_apply_and_an_engine_keep_each_other_out(run: RunDir) -> None:
+    """An engine holds the lock before the manifest names it."""
+    mixed(run)
+    with only_one(run), pytest.raises(StoreError, match="an engine of this run is alive"):
+        apply(run, "filter")
+    assert marks(run) == {}
+    assert apply(run, "filter")["samples"] == 2
+    with only_one(run):  # given back
+        pass
 
 
 def test_mask_takes_the_positions_of_a_foreign_id(run: RunDir) -> None:
