@@ -42,6 +42,7 @@ STYLE = {
     "extra": "magenta",
 }
 _PANE_ROWS = 1_000
+MAX_COLUMNS = 10_000
 
 
 def make_console() -> Console:
@@ -53,8 +54,14 @@ def make_console() -> Console:
         emoji=False,
         soft_wrap=not sys.stdout.isatty(),
         color_system=None if dumb else "auto",
-        width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", 120)),
+        width=None if sys.stdout.isatty() else _columns(),
     )
+
+
+def _columns() -> int:
+    """What the environment asks a pipe's lines to fit; 120 when it names no sensible width."""
+    asked = os.environ.get("COLUMNS", "")
+    return min(int(asked), MAX_COLUMNS) if asked.isdecimal() and int(asked) else 120
 
 
 def text(part: Part) -> Text:

@@ -5,7 +5,9 @@ Reads samples/*.parquet when the reconstruct stage has written it; before that o
 said is known, and a reply is shown as it was received.
 """
 
+import contextlib
 import importlib.resources
+import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +18,7 @@ from core.config import Config
 from core.errors import EyasError, StoreError
 from core.events import Outcome
 from core.schema import Rollout, Sample, Segment, ToolCall
-from core.store import RunDir, read_jsonl, read_samples
+from core.store import RunDir, read_at, read_samples
 
 if TYPE_CHECKING:
     from core.render.tokenizer import Tokenizer
@@ -203,12 +205,26 @@ def _with_ids(run: RunDir, rows: Sequence[Row]) -> dict[str, Sample]:
 
 
 def _raw_reply(run: RunDir, prompt_id: str) -> str:
-    found = ""
-    for rollout in _rollouts(run):
-        if rollout.prompt_id == prompt_id:
-            found = rollout.reply_raw or rollout.error or ""
-    return found[:RAW_CHARS]
+    """The newest reply to a prompt, as received. Searched as bytes from the end: the other replies,
+    gigabytes of a long run, are not decoded."""
+    try:
+        with (
+            run.completions.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as lines,
+        ):
+            quoted = msgspec.json.encode(prompt_id)
+            end = len(lines)
+            while (found := lines.rfind(quoted, 0, end)) >= 0:
+                end = lines.rfind(b"\n", 0, found) + 1
+                for rollout in _readable(run, end):
+                    if rollout.prompt_id == prompt_id:
+                        return (rollout.reply_raw or rollout.error or "")[:RAW_CHARS]
+    except (FileNotFoundError, ValueError):  # nothing there yet; an empty file cannot be mapped
+        pass
+    return ""
 
 
-def _rollouts(run: RunDir) -> Iterator[Rollout]:
-    return read_jsonl(run.completions, Rollout)
+def _readable(run: RunDir, offset: int) -> Iterator[Rollout]:
+    """The record at an offset; none when its line is torn or damaged."""
+    with contextlib.suppress(ValueError, msgspec.MsgspecError):
+        yield from read_at(run.completions, [offset], Rollout)

@@ -19,6 +19,8 @@ from core.store import RunDir
 
 Clock = Callable[[], float]
 LET_GO_S = 15.0
+NOTE_S = 30.0
+"""How long the top bar says that events were skipped."""
 
 
 class Session:
@@ -38,6 +40,7 @@ class Session:
         self.halt_channel: HaltChannel | None = None
         self._replay_speed = replay_speed
         self._link: Client | None = None
+        self._noted_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -62,11 +65,13 @@ class Session:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def tick(self) -> str:
-        """Before each paint: copy the HALT link's condition. Returns the error of a feed that died,
-        else "".
+        """Before each paint: copy the HALT link's condition, forget an old note. Returns the error
+        of a feed that died, else "".
         """
         state, channel = self.state, self.halt_channel
         state.halt_armed = None if channel is None or state.finished else channel.armed
+        if state.link_note and self.clock() - self._noted_at > NOTE_S:
+            state.link_note = ""
         if self._task is not None and self._task.done() and not self._task.cancelled():
             error = self._task.exception()
             if error is not None:
@@ -79,6 +84,7 @@ class Session:
 
     def on_link(self, link: str, note: str = "", consoles: int = 0) -> None:
         self.state.link, self.state.link_note = link, note
+        self._noted_at = self.clock()
         self.state.consoles = consoles or self.state.consoles
         if link == "live":
             self._arm()

@@ -89,7 +89,7 @@ async def _from_socket(run: RunDir, sink: Sink, link: Client, seq: int) -> int:
             if first:
                 sink.on_history(await asyncio.to_thread(_history, run, seq))
         elif kind == "gap":
-            sink.on_link("live", f"{body[1] - body[0] + 1} events were skipped on this slow link")
+            sink.on_link("live", f"slow link: {body[1] - body[0] + 1} events skipped")
     return seq
 
 

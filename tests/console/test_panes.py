@@ -73,6 +73,14 @@ def test_top_bar_says_state_money_age_and_halt() -> None:
     assert "FROZEN" in top(state, 80)
 
 
+def test_what_a_slow_link_skipped_is_on_the_top_bar() -> None:
+    state = replay("generate")
+    state.link, state.link_note = "live", "slow link: 12 events skipped"
+    assert "slow link: 12 events skipped" in top(state, 160)
+    state.link = "lost"
+    assert "skipped" not in top(state, 160)
+
+
 def test_data_age_turns_into_words() -> None:
     state = replay("generate")
     state.link = "live"

@@ -156,3 +156,13 @@ async def test_watch_follows_a_live_engine(tmp_path: Path, capsys: Captured) -> 
     assert "warn: harrier ‹ESC›[31mwaits" in out
     assert "error: leak [merlin] 3 of 40; stop merlin" in out
     assert "TRIPPED" in out.strip().split("\n")[-1]
+
+
+@pytest.mark.parametrize(
+    ("said", "width"), [("abc", 120), ("", 120), ("0", 120), ("-5", 120), ("88", 88)]
+)
+def test_any_columns_in_the_environment_are_survived(
+    monkeypatch: pytest.MonkeyPatch, said: str, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", said)
+    assert make_console().width == width

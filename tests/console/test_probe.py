@@ -4,6 +4,7 @@ there are samples.
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from console import probe
@@ -80,13 +81,23 @@ def test_before_the_samples_the_reply_is_shown_as_received(tmp_path: Path) -> No
         reply_kind="json",
         reply_raw='{"choices": []}\x1b[2J',
     )
-    run.completions.write_bytes(encode_line(rollout))
+    about = msgspec.structs.replace(rollout, prompt_id="0005", reply_raw='{"prompt_id":"0004aa55"}')
+    first = msgspec.structs.replace(rollout, reply_raw="first \ud83d")
+    lines = [encode_line(r) for r in (first, rollout, about)]
+    run.completions.write_bytes(b"".join(lines) + lines[1][:-20])
     listed = probe.rows_of(run, load_view(run).outcomes)
     row = probe.find_row(listed, "0004")
     opened = probe.open_sample(run, row, listed)
     assert opened.sample is None
     assert opened.raw == '{"choices": []}\x1b[2J'
     assert "reconstruct" in opened.note
+    run.completions.write_bytes(lines[2] + lines[0])
+    assert probe.open_sample(run, row, listed).raw == "first \ud83d"
+    for bare in (lines[2], b""):
+        run.completions.write_bytes(bare)
+        assert probe.open_sample(run, row, listed).raw == ""
+    run.completions.unlink()
+    assert probe.open_sample(run, row, listed).raw == ""
 
 
 def test_a_missing_tokenizer_is_said_not_raised(

@@ -207,3 +207,15 @@ async def test_a_lost_halt_link_is_told_and_the_file_still_works(engine: Engine)
     assert channel.fire("key") is False
     await until(engine.run.halt_file.exists, "the file was left")
     channel.stop()
+
+
+async def test_a_note_of_skipped_events_is_forgotten_in_time(tmp_path: Path) -> None:
+    now = [100.0]
+    session = Session(write_run(tmp_path, "generate"), read_only=True, clock=lambda: now[0])
+    session.on_link("live", "slow link: 12 events skipped")
+    now[0] += 29.0
+    assert session.tick() == ""
+    assert session.state.link_note == "slow link: 12 events skipped"
+    now[0] += 2.0
+    session.tick()
+    assert session.state.link_note == ""
