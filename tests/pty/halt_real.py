@@ -258,23 +258,27 @@ def plain_tries(mode: str, loaded: LoadedRun, tries: int) -> Iterator[Try]:
 
 
 def foreign_modules(loaded: LoadedRun) -> list[str]:
-    """What `eyas halt` loads beside the standard library and our own files, while it halts."""
+    """What `eyas halt` loads beside the standard library and our own files, while it halts. What an
+    interpreter of this environment loads by itself (.pth files) does not count.
+    """
     loaded.until_steady()
     code = (
-        "import sys; from core.cli import main\n"
+        "import sys; before = set(sys.modules)\n"
+        "from core.cli import main\n"
         f"main(['halt', {str(loaded.run.path)!r}])\n"
-        "names = {m.split('.')[0] for m in sys.modules} - set(sys.stdlib_module_names)\n"
-        "print(*sorted(n for n in names if 'editable' not in n), file=sys.stderr)"
+        "names = {m.split('.')[0] for m in set(sys.modules) - before}\n"
+        "print(*sorted(names - set(sys.stdlib_module_names) - {'core'}), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-c", code],
+        [sys.executable, "-P", "-c", code],
         capture_output=True,
         text=True,
         env=os.environ | loaded.env,
+        check=True,
     )
-    return [
-        name for name in done.stderr.split("\n")[-2].split() if name not in ("core", "__main__")
-    ]
+    loaded.until_stopped()
+    loaded.check_stopped()
+    return done.stderr.split()
 
 
 HEADER = (
