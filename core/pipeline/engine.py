@@ -181,7 +181,8 @@ class Engine:
                 resumed=self.manifest.lives > 1,
             )
         )
-        self._state("starting")
+        if not (self.stopping or self.draining):
+            self._state("starting")
         self._write_status(self._status())
         self.options.announce(
             {
@@ -201,13 +202,15 @@ class Engine:
 
     async def _carry_out(self) -> tuple[ev.State, int, str]:
         try:
-            self._state("running")
+            if not (self.stopping or self.draining):  # asked for during start-up
+                self._state("running")
             for stage in self._chosen():
                 await self._stage(stage)
             summary = await asyncio.to_thread(summarise, self.run, self.config, self.markers.done)
             self.journal.emit(summary)
             return "done", EXIT_DONE, ""
         except Tripped as e:
+            self._account(str(e))
             return "tripped", EXIT_TRIPWIRE, str(e)
         except Halted as e:
             self._account(str(e))

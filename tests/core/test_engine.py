@@ -19,9 +19,11 @@ from core.control import connect
 from core.halting import engine_pid, halt_now
 from core.journal import load_view, read_journal
 from core.pipeline import launch as lc
+from core.schema import SpendLine
 from core.store import (
     RunDir,
     find_run,
+    read_jsonl,
     read_manifest,
     read_samples,
     read_status,
@@ -137,6 +139,7 @@ def halt_by_command_line(engine: Engine) -> str:
 @pytest.mark.parametrize("halt", [halt_by_file, halt_by_signal, halt_by_command_line])
 def test_halt_from_every_side_then_resume(gateway: Gateway, tmp_path: Path, halt: Any) -> None:
     before = billed_before(gateway)
+    arrived = len(gateway.get("/gateway/requests")["requests"])
     run = new_run(run_config(gateway, limit=24), tmp_path, "halted")
     engine = Engine(run)
     engine.until_replies(3)
@@ -147,10 +150,13 @@ def test_halt_from_every_side_then_resume(gateway: Gateway, tmp_path: Path, halt
     assert words in status.reason and last_words(run)["exit_code"] == 3
     view = load_view(run)
     assert view.halt is not None and view.halt.complete
-    states = [e.state for e in read_journal(run) if isinstance(e, ev.StateChanged)]
-    assert states == ["starting", "running", "halting", "halted"]
-    seen = len(gateway.get("/gateway/requests")["requests"])
-    assert len(gateway.get("/gateway/requests")["requests"]) == seen
+    changes = {e.state: e.ts for e in read_journal(run) if isinstance(e, ev.StateChanged)}
+    assert list(changes) == ["starting", "running", "halting", "halted"]
+    sent = [line for line in read_jsonl(run.spend, SpendLine) if line.kind == "dispatch"]
+    assert max(line.ts for line in sent) <= changes["halting"]  # none is sent from then on
+    requests = gateway.get("/gateway/requests")["requests"][arrived:]
+    assert 3 <= len(requests) <= len(sent)
+    assert all(r["t"] <= view.halt.ts for r in requests)
     finished = {
         e.prompt_id for e in read_journal(run) if isinstance(e, ev.Outcome) and e.outcome == "ok"
     }
@@ -166,7 +172,7 @@ def test_halt_from_every_side_then_resume(gateway: Gateway, tmp_path: Path, halt
 async def test_consoles_come_and_go_and_drain_ends_the_run(
     gateway: Gateway, tmp_path: Path
 ) -> None:
-    run = new_run(run_config(gateway, limit=24), tmp_path, "drained")
+    run = new_run(run_config(gateway, limit=600), tmp_path, "drained")  # a minute's work at least
     engine = await asyncio.to_thread(Engine, run)
     await asyncio.to_thread(engine.until_replies, 2)
     viewer = await connect(run, "viewer", "tests")
@@ -192,6 +198,11 @@ async def test_consoles_come_and_go_and_drain_ends_the_run(
     assert [(c.name, c.uid, c.reason) for c in commands] == [("drain", os.getuid(), "enough")]
     view = load_view(run)
     assert view.state == "halted" and "drained" in view.reason
+    states = [e.state for e in read_journal(run) if isinstance(e, ev.StateChanged)]
+    assert states == ["starting", "running", "draining", "halted"]
+    ended = {e.prompt_id for e in read_journal(run) if isinstance(e, ev.Outcome)}
+    sent = {s.prompt_id for s in read_jsonl(run.spend, SpendLine) if s.kind == "dispatch"}
+    assert ended == sent and 2 <= len(sent) < 800  # what was sent is received, the rest pending
     aborted = [e for e in read_journal(run) if isinstance(e, ev.Outcome) and e.outcome == "aborted"]
     assert aborted == []  # a drain cuts nothing off
 
@@ -240,6 +251,20 @@ def test_an_engine_outlives_its_launcher_and_a_hang_up(gateway: Gateway, tmp_pat
         shown = eyas(*command, cwd=tmp_path)
         assert json.loads(shown.stdout)["state"] == "done"
     assert str(ROOT) not in record["path"]
+
+
+def test_few_descriptors_cap_what_is_in_flight(gateway: Gateway, tmp_path: Path) -> None:
+    """Case C41: the limit is raised as far as it goes, the cap is shown, the run goes on."""
+    run = new_run(
+        run_config(gateway, limit=6, generate={"max_in_flight": 5_000}), tmp_path, "narrow"
+    )
+    engine = [sys.executable, "-P", "-m", "core", "engine", "--run", str(run.path)]
+    limited = ["sh", "-c", 'ulimit -Sn 128; ulimit -Hn 256; exec "$@"', "sh", *engine]
+    assert subprocess.run(limited, stdout=subprocess.DEVNULL, timeout=120).returncode == 0
+    logs = [e for e in read_journal(run) if isinstance(e, ev.Log)]
+    (cap,) = [e.message for e in logs if e.message.startswith("concurrency_capped_by_nofile")]
+    assert "5000 in flight wanted, 192 possible" in cap
+    assert sum(isinstance(e, ev.Outcome) for e in read_journal(run)) == 8
 
 
 def test_a_tripwire_stops_what_went_wrong_and_says_so(gateway: Gateway, tmp_path: Path) -> None:
