@@ -30,7 +30,7 @@ from core.schema import Prompt
 from core.store import RunDir, encode_line
 from tests.core.generate.rig import Router, Run, config_of, really_judges
 from tests.faults.rig import Gateway as GatewayProcess
-from tests.faults.scoring import Score, TruthFile, corpus_tape, score, without_local
+from tests.faults.scoring import Score, TruthFile, Wrong, corpus_tape, score, without_local
 
 VALUES: dict[str, tuple[str, ...]] = {
     "rate_limited": ("=0.02",),
@@ -65,7 +65,7 @@ HIDDEN = {
 }
 """Faults that neither text nor count of one reply need show. A local reference shows them where a
 provider has them in every reply, given enough replies."""
-OTHER_SPLIT = "the model sampled another split of the same text with as many tokens"
+OTHER_SPLIT = "the model sampled another split of the same text, and was billed this one's count"
 PATIENT = dict.fromkeys(("first_event_timeout_s", "idle_timeout_s", "total_timeout_s"), 1_800.0)
 SILENT = dict.fromkeys(PATIENT, 1.0)
 """For faults under which nothing more comes."""
@@ -234,13 +234,10 @@ def why(scenario: Scenario, result: Score) -> str:
     return "; ".join(reasons)
 
 
-def shown(scenario: Scenario, result: Score) -> list[Any]:
-    """Wrong ids that should not have been admitted: another length, or no listed exception."""
-    return [
-        w
-        for w in result.wrong
-        if not w.same_length or not (w.non_canonical or scenario.fault in HIDDEN)
-    ]
+def shown(scenario: Scenario, result: Score) -> list[Wrong]:
+    """Wrong ids that should not be admitted: not of the billed count, or no listed exception."""
+    listed = scenario.fault in HIDDEN
+    return [w for w in result.wrong if not w.count_fits or not (w.non_canonical or listed)]
 
 
 async def table(folder: Path, asked: argparse.Namespace) -> int:

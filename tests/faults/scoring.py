@@ -10,11 +10,14 @@ from typing import NamedTuple
 import msgspec
 
 from core.config import Config
+from core.embedded.billing import PROVIDERS
 from core.embedded.corpus import Example, examples
 from core.pipeline import rebuild
 from core.schema import TRAINABLE, Prompt, Rollout, Sample
 from core.store import RunDir, encode_line, read_jsonl, read_samples
 from tests.core.generate.rig import renderer
+
+STOP_OFFSETS = {tag: p.stop_offset for p in PROVIDERS for tag in (p.name.lower(), p.tag)}
 
 
 class Truth(NamedTuple):
@@ -29,8 +32,12 @@ class Wrong(NamedTuple):
     truth: Truth
 
     @property
-    def same_length(self) -> bool:
-        return len(self.sample.token_ids) == len(self.truth.prompt) + len(self.truth.completion)
+    def count_fits(self) -> bool:
+        """Whether the billed count is that of the wrong ids, by the provider's own convention."""
+        billed, rebuilt = self.sample.billed_tokens, self.sample.rebuilt_tokens
+        if billed is None or rebuilt is None:
+            return False
+        return billed - rebuilt == STOP_OFFSETS.get((self.sample.provider or "").lower(), 0)
 
     @property
     def non_canonical(self) -> bool:

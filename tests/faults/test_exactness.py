@@ -98,7 +98,7 @@ async def test_a_provider_that_always_hides_it_is_told_by_the_local_reference(
             scenario = Scenario(spec.partition("=")[0], spec)
             assert scenario.fault in HIDDEN
             alone, beside = await bench.try_one(scenario, count, provider="alder")
-            assert len(alone.wrong) > 10 and all(w.same_length for w in alone.wrong)
+            assert len(alone.wrong) > 10 and all(w.count_fits for w in alone.wrong)
             assert beside.wrong == []
             assert beside.right > 0 or spec == "trim_reasoning"
 
