@@ -132,8 +132,14 @@ class Attempts:
         self.aloft[aloft.key] = aloft
         return aloft
 
-    async def fly(self, aloft: Aloft, landed: Callable[[Aloft, base.Reply, str], None]) -> Landing:
-        """Send, wait, settle, judge. `landed` is called once, as soon as the slot is free again."""
+    async def fly(
+        self,
+        aloft: Aloft,
+        landed: Callable[[Aloft, base.Reply, str], None],
+        settled: Callable[[Aloft, Bill, str], None],
+    ) -> Landing:
+        """Send, wait, settle, judge. `landed` is called once, as soon as the slot is free again;
+        `settled` as soon as the bill is known (for a reply that says it, in the same tick)."""
         reply, cut = await self._exchange(aloft)
         landed(aloft, reply, cut)
         flight = aloft.flight
@@ -142,6 +148,7 @@ class Attempts:
         left = flight.left_at is not None
         now = asyncio.get_running_loop().time()
         bill = await self.books.settle(aloft.item.prompt, aloft.key[1], aloft.lane, left, reply)
+        settled(aloft, bill, cut)
         if not aloft.dispatched:  # no line opened it, so none closes it
             bill = msgspec.structs.replace(bill, line=None)
         failure = reply.failure

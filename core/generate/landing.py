@@ -16,6 +16,7 @@ from core.config import Config
 from core.errors import DiskFull
 from core.generate.attempt import Aloft, Attempts, Landing
 from core.generate.board import Board
+from core.generate.books import Bill
 from core.generate.lanes import Lane
 from core.generate.ports import Ports
 from core.generate.queues import Item, Queues
@@ -72,10 +73,9 @@ class Lander:
 
     async def carry(self, aloft: Aloft) -> None:
         """One attempt to its end and what follows from it."""
-        landing = await self._attempts.fly(aloft, self._landed)
+        landing = await self._attempts.fly(aloft, self._landed, self._settled)
         item, lane = aloft.item, aloft.lane
         outcome, again = self._decide(landing, item, lane)
-        self._account(landing, lane)
         if not landing.left and landing.cut:
             await self._store(landing, with_reply=False)
             self._put_back(landing, item, lane)
@@ -146,6 +146,30 @@ class Lander:
         else:
             self._failed(aloft, reply.failure, now, left_at)
         self.wake()
+
+    def _settled(self, aloft: Aloft, bill: Bill, cut: str) -> None:
+        """Money of the lane, and the halt's own account: before the next request leaves, because
+        what one reply shows about the prices holds for all."""
+        lane, gate = aloft.lane, self.gate
+        lane.spent_usd += bill.cost_usd
+        if bill.over_usd:
+            self.stop_lane(
+                lane,
+                f"billed ${bill.over_usd:.6f} more than its prices allow; "
+                "the budget cannot hold on it",
+            )
+        if gate.is_open or aloft.flight.left_at is None:
+            return
+        if cut == "sever":
+            gate.severed += 1
+        elif cut:
+            gate.cancelled += 1
+        else:
+            gate.received += 1
+        if cut and not lane.spec.price.free:
+            mean = self.board.forecast.mean_usd(aloft.item.prompt.dataset)
+            if mean is not None:
+                gate.saved_usd += max(0.0, mean - bill.cost_usd)
 
     def _count_tokens(
         self, lane: Lane, dataset: str, flight: base.Flight, reply: base.Reply
@@ -222,29 +246,6 @@ class Lander:
         if sample is None or sample.verdict != "rejected":
             return "ok", False
         return "rejected", may_again and sample.error_class in RETRYABLE_REPLIES
-
-    def _account(self, landing: Landing, lane: Lane) -> None:
-        """Money of the lane, and the halt's own account."""
-        lane.spent_usd += landing.bill.cost_usd
-        if landing.bill.over_usd:
-            self.stop_lane(
-                lane,
-                f"billed ${landing.bill.over_usd:.6f} more than its prices allow; "
-                "the budget cannot hold on it",
-            )
-        gate = self.gate
-        if gate.is_open or not landing.left:
-            return
-        if landing.cut == "sever":
-            gate.severed += 1
-        elif landing.cut:
-            gate.cancelled += 1
-        else:
-            gate.received += 1
-        if landing.cut and not lane.spec.price.free:
-            mean = self.board.forecast.mean_usd(landing.rollout.dataset)
-            if mean is not None:
-                gate.saved_usd += max(0.0, mean - landing.bill.cost_usd)
 
     async def _store(self, landing: Landing, with_reply: bool = True) -> None:
         try:

@@ -160,19 +160,15 @@ async def test_a_disk_that_is_full_at_the_dispatch_sends_nothing() -> None:
 async def test_resume_after_a_halt_asks_only_what_is_open() -> None:
     from core.generate import Recovered
 
-    async with serving(Router()) as router:
+    async with serving(Router(*[says()] * 10, otherwise=waits())) as router:
         first = Run(router, prompts_of(20), max_in_flight=4)
-        first_emit = first.generator._ports.emit
-
-        def stop_at_ten(event: ev.Event) -> None:
-            first_emit(event)
-            if len(first.outcomes) == 10:
-                first.generator.drain()
-
-        first.generator._ports.emit = stop_at_ten
-        await first.go()
+        task = asyncio.create_task(first.go())
+        await router.until(lambda r: r.held == 4)
+        first.generator.drain()
+        router.release.set()
+        await task
         finished = {r.prompt_id for r in first.rollouts if r.final}
-        assert 10 <= len(finished) < 20
+        assert len(finished) == 14
         recovered = Recovered(finished=finished, spent_usd=first.check_books())
         second = Run(router, prompts_of(20), recovered=recovered)
         await second.go()
