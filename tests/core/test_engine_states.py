@@ -12,6 +12,7 @@ from core.config import Config, parse
 from core.errors import EXIT_HALTED, EXIT_TRIPWIRE, Halted
 from core.journal import load_view, read_journal
 from core.pipeline import engine as en
+from core.pipeline.setting import write_prompts
 from core.pipeline.stages import Stage
 from core.store import RunDir, create_run
 
@@ -68,14 +69,14 @@ async def test_a_halt_before_the_prompts_are_read_is_not_taken_back(
 ) -> None:
     monkeypatch.setattr(en, "StageChild", Training)
     engine = en.Engine(run, config, en.Options([]))
-    loop, read = asyncio.get_running_loop(), en.write_prompts
+    loop = asyncio.get_running_loop()
 
     async def halt() -> None:
         engine.halt("command", "tests")
 
     def halted_meanwhile(run: RunDir, config: Config) -> Any:
         asyncio.run_coroutine_threadsafe(halt(), loop).result(30)
-        return read(run, config)
+        return write_prompts(run, config)
 
     monkeypatch.setattr(en, "write_prompts", halted_meanwhile)
     assert await engine.main() == EXIT_HALTED
