@@ -6,7 +6,9 @@ Secrets are names of environment variables, never values. Paths are relative to 
 
 import difflib
 import hashlib
+import math
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +19,7 @@ from core.errors import ConfigError
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # NumPy takes no negative one
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Usd = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -32,7 +35,7 @@ class Run(Section, frozen=True, kw_only=True):
     """Folder that holds the run directories."""
     name: str = ""
     """Run id; empty: made from date and time."""
-    seed: int = 0
+    seed: Seed = 0
     budget_usd: Usd = 10.0
     """Spend never passes this: spent + the worst case of everything in flight stays below it."""
     min_free_disk_bytes: Count = 1 << 30
@@ -288,7 +291,7 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
             f"{path}: cannot be read ({e.strerror}); give the path of a config file"
         ) from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path}: not TOML: {e}") from e
+        raise ConfigError(f"{path}: not TOML: {e}; mend the file") from e
     for item in overrides or []:
         _override(data, item)
     return parse(data, str(path))
@@ -296,6 +299,7 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
 
 def parse(data: dict[str, Any], where: str) -> Config:
     _refuse_unknown(data, Config, "", where)
+    _refuse_unbounded(data, "", where)
     try:
         config = msgspec.convert(data, Config)
     except msgspec.ValidationError as e:
@@ -346,6 +350,19 @@ def _refuse_unknown(data: Any, kind: type, prefix: str, where: str) -> None:
         elif key == "dataset" and isinstance(value, list):
             for row in value:
                 _refuse_unknown(row, Dataset, "dataset.", where)
+
+
+def _refuse_unbounded(data: Any, key: str, where: str) -> None:
+    """`inf` passes every lower bound, and JSON can hold neither it nor `nan`."""
+    if isinstance(data, float) and not math.isfinite(data):
+        raise ConfigError(f"{where}: {key} = {data}: not a finite number; write one")
+    pairs: Iterable[tuple[object, Any]] = ()
+    if isinstance(data, dict):
+        pairs = data.items()
+    elif isinstance(data, list):
+        pairs = enumerate(data)
+    for name, value in pairs:
+        _refuse_unbounded(value, f"{key}.{name}".lstrip("."), where)
 
 
 def _check(config: Config, where: str) -> None:

@@ -35,7 +35,7 @@ def find_run_path(name: str) -> Path:
     """A run directory from a path, an id, or the beginning of an id that only one run has."""
     direct = Path(name)
     for candidate in (direct, runs_dir() / name):
-        if name and (candidate / "run.json").is_file():
+        if name and _is_run(candidate):
             return candidate
     matches: list[Path] = []
     if name and "/" not in name:
@@ -52,6 +52,13 @@ def find_run_path(name: str) -> Path:
         f"{name or '(no name)'}: no such run in {runs_dir()}; "
         "`eyas list` shows the runs, a path works too"
     )
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return (folder / "run.json").is_file()
+    except (OSError, ValueError):  # a name that no file system would hold
+        return False
 
 
 def runtime_dir() -> Path:
@@ -244,6 +251,12 @@ def boot_id() -> str:
         return socket.gethostname()
 
 
+def _refuse(message: str, code: int) -> int:
+    """One line, in which what a terminal would obey is a blank."""
+    sys.stderr.write(f"eyas: {''.join(c if c.isprintable() else ' ' for c in message)}\n")
+    return code
+
+
 def main(arguments: list[str]) -> int:
     """`eyas halt RUN [--sever] [--reason TEXT] [--json]`; exit code 0 when it landed, 1 when not, 2
     for usage."""
@@ -262,28 +275,21 @@ def main(arguments: list[str]) -> int:
             sys.stdout.write(usage + "\n")
             return 0
         elif word.startswith("-"):
-            sys.stderr.write(f"eyas: halt: unknown option {word}; {usage}\n")
-            return 2
+            return _refuse(f"halt: unknown option {word}; {usage}", 2)
         else:
             names.append(word)
     if len(names) != 1:
-        sys.stderr.write(f"eyas: {usage}\n")
-        return 2
+        return _refuse(usage, 2)
     try:
         run_path = find_run_path(names[0])
     except HaltError as e:
-        sys.stderr.write(f"eyas: {e}\n")
-        return 2
+        return _refuse(str(e), 2)
     if lives_here(run_path) and not engine_pid(run_path):
-        sys.stderr.write(
-            f"eyas: {run_path.name}: no engine of this run is alive here; nothing to halt\n"
-        )
-        return 1
+        return _refuse(f"{run_path.name}: no engine of this run is alive here; nothing to halt", 1)
     try:
         state = halt_now(run_path, sever, reason, client="eyas halt")
     except HaltError as e:
-        sys.stderr.write(f"eyas: {e}\n")
-        return 1
+        return _refuse(str(e), 1)
     if as_json:
         sys.stdout.write(
             json.dumps({"run_id": run_path.name, "state": state or "requested"}) + "\n"

@@ -3,6 +3,7 @@
 Knows paths and the two small JSON files `run.json` and `status.json`, nothing about records. Every
 refusal is one line, and a refused run leaves nothing behind."""
 
+import contextlib
 import os
 import platform
 import secrets
@@ -131,13 +132,19 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write beside, fsync, rename: a reader sees the old file or the new one, never half of one."""
+    """Write beside, fsync, rename: a reader sees the old file or the new one, never half of one. A
+    failure leaves nothing: on a full disk the half of a file would keep its space."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def write_status(run: RunDir, status: Status) -> None:

@@ -1,6 +1,7 @@
 """The config: every TOML that ships loads, what is wrong is named with the nearest right thing,
 overrides, round trip."""
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -61,6 +62,11 @@ def test_the_reference_run_is_the_one_of_the_design() -> None:
         ({"dataset": [{"nam": "x"}]}, "unknown key dataset.nam; did you mean dataset.name?"),
         ({"run": {"seed": "seven"}}, "Expected `int`, got `str`"),
         ({"run": {"budget_usd": -1.0}}, ">= 0"),
+        ({"run": {"budget_usd": math.inf}}, "run.budget_usd = inf: not a finite number"),
+        ({"generate": {"temperature": math.nan}}, "generate.temperature = nan: not a finite"),
+        ({"dataset": [{"name": "a", "path": "x", "limit": math.inf}]}, "dataset.0.limit = inf"),
+        ({"run": {"seed": -1}}, ">= 0"),
+        ({"run": {"seed": 2**60}}, "<= 9007199254740992"),
         ({"train": {"mask_align": "other"}}, "Invalid enum value"),
         ({"run": {"stages": ["trian"]}}, "Invalid enum value"),
         ({"dataset": [{"name": "a", "path": "x"}, {"name": "a", "path": "y"}]}, "appears twice"),
@@ -81,7 +87,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         load(tmp_path / "none.toml")
     bad = tmp_path / "bad.toml"
     bad.write_bytes(b"[run\n")
-    with pytest.raises(ConfigError, match="not TOML"):
+    with pytest.raises(ConfigError, match="not TOML.*; mend the file"):
         load(bad)
     bad.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not TOML"):
