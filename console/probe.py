@@ -155,8 +155,10 @@ def find_row(rows: Sequence[Row], name: str) -> Row:
         r for r in rows if r.sample_id.startswith(name)
     ]
     if len(found) != 1:
-        what = "no sample" if not found else f"{len(found)} samples"
-        raise StoreError(f"{name}: {what} of this run begin like this; `eyas probe RUN` lists them")
+        what = (
+            f"{len(found)} samples of this run begin" if found else "no sample of this run begins"
+        )
+        raise StoreError(f"{name}: {what} like this; `eyas probe RUN` lists them")
     return found[0]
 
 

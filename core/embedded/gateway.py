@@ -235,9 +235,10 @@ async def serve(options: argparse.Namespace) -> None:
     site = web.TCPSite(runner, options.host, options.port, backlog=BACKLOG)
     try:
         await site.start()
-    except OSError as e:
+    except (OSError, OverflowError) as e:
+        why = e.strerror if isinstance(e, OSError) else e
         raise UsageError(
-            f"{options.host}:{options.port}: cannot listen ({e.strerror}); use another --port"
+            f"{options.host}:{options.port}: cannot listen ({why}); use another --port"
         ) from e
     port = runner.addresses[0][1]
     base = f"http://{options.host}:{port}"

@@ -122,9 +122,10 @@ def test_a_port_in_use_is_one_line(tmp_path: Path, capfd: Any) -> None:
 def test_bad_options_are_one_line(tmp_path: Path, capfd: Any) -> None:
     replay = str(write_replay(tmp_path / "r.jsonl", [PLAIN]))
     assert main(["--replay", str(tmp_path / "none")]) == 2
+    assert main(["--replay", replay, "--port", "99999"]) == 2
     assert main(["--replay", replay, "--faults", "nonsense"]) == 2
     assert main(["--replay", replay, "--truth", str(tmp_path / "no" / "where")]) == 2
     assert main(["--model-dir", str(tmp_path)]) == 2
     lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert all(line.startswith("eyas gateway: ") for line in lines)
