@@ -10,6 +10,7 @@ A dumb terminal, or none at all, gets lines. Exit codes are those of eyas.
 
 import argparse
 import asyncio
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -118,6 +119,10 @@ def _screen(words: list[str]) -> int:
     utf8_stdio()
     app = ConsoleApp(run, options.read_only, config, options.runs, options.replay)
     app.run()
+    if app.left_running:
+        with contextlib.suppress(OSError):  # the terminal may be what went away
+            name = app.left_running
+            sys.stderr.write(f"{name} keeps running: eyas attach {name} | eyas halt {name}\n")
     return app.return_code or 0
 
 

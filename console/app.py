@@ -62,6 +62,7 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
         self.replay_speed = replay_speed
         self.clock, self.wall = clock, wall
         self.session: Session | None = None
+        self.left_running = ""  # the run that went on when this console was left
         self.ascii_only = self.config.ascii
         self.refresh_hz = 1.0 if self.config.low_bandwidth else self.config.refresh_hz
         self._halt_presses: list[float] = []
@@ -91,6 +92,8 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
     async def on_unmount(self) -> None:
         ConsoleDriver.on_halt = None
         if self.session is not None:
+            state = self.session.state
+            self.left_running = "" if state.finished else state.run_id
             await self.session.stop()
 
     def open_run(self, run: RunDir) -> None:

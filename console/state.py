@@ -192,12 +192,13 @@ class ConsoleState:
         return max(0.0, end - self.view.started.ts)
 
     def eta_s(self) -> float | None:
-        """The engine's estimate for the stage that works now."""
-        if self.finished:
-            return None
-        if self.view.train is not None and self.stage and self.stage.name == "train":
-            return self.view.train.eta_s
-        return self.view.stats.eta_s if self.view.stats else None
+        """The engine's estimate for the stage that works now: only generate and train make one."""
+        name = self.stage.name if self.stage is not None and not self.finished else ""
+        if name == "train":
+            return self.view.train.eta_s if self.view.train else None
+        if name == "generate":
+            return self.view.stats.eta_s if self.view.stats else None
+        return None
 
     def age_s(self, now: float) -> float | None:
         """Seconds since anything arrived."""

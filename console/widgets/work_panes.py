@@ -106,31 +106,38 @@ def training(state: ConsoleState, width: int, height: int) -> list[Line]:
 MATERIAL = (
     Column("dataset", 10, "<", 0, grow=16),
     Column("arm", 8, "<", 0),
-    Column("kept", 6, ">", 0),
-    Column("lost", 6, ">", 0),
-    Column("calls", 6, ">", 1),
-    Column("tokens", 7, ">", 0),
+    Column("kept", 5, ">", 0),
+    Column("open", 5, ">", 0),
+    Column("lost", 5, ">", 0),
+    Column("calls", 5, ">", 1),
+    Column("tokens", 6, ">", 0),
 )
 
 
 def _material(state: ConsoleState, width: int) -> list[Line]:
-    """Before training: what it will be fed with, from the outcomes that are known here."""
+    """Before training: what it will be fed with, from the outcomes that are known here. Replies
+    that nobody could verify yet are open: the rebuild may still keep them, and has the last word.
+    """
     groups: dict[tuple[str, str], list[int]] = {}
     for o in state.view.outcomes:
-        row = groups.setdefault((o.dataset, o.arm), [0, 0, 0, 0])
+        row = groups.setdefault((o.dataset, o.arm), [0, 0, 0, 0, 0])
         kept = o.verdict in ("exact", "consistent")
-        row[0 if kept else 1] += 1
-        row[2] += o.calls if kept else 0
-        row[3] += (o.completion_tokens or 0) if kept else 0
+        row[0 if kept else 1 if o.verdict == "unverifiable" else 2] += 1
+        row[3] += o.calls if kept else 0
+        row[4] += (o.completion_tokens or 0) if kept else 0
     if not groups:
         return []
     rows = [
-        (dataset, arm, f.count(kept), f.count(lost), f.count(calls), f.short(tokens))
-        for (dataset, arm), (kept, lost, calls, tokens) in sorted(groups.items())
+        (dataset, arm, *map(f.short, counts)) for (dataset, arm), counts in sorted(groups.items())
     ]
     header, lines = table(MATERIAL, rows, width)
-    seen = len(state.view.outcomes)
-    return [fit(line((f"material so far, from {seen:,} outcomes", "dim")), width), header, *lines]
+    rebuilt = state.view.stages.get("reconstruct")
+    if rebuilt is not None and rebuilt.status == "done":
+        good, judged = state.admitted()
+        said = f"as first judged; the rebuild kept {f.count(good)} of {f.count(judged)}"
+    else:
+        said = f"material so far, from {len(state.view.outcomes):,} outcomes"
+    return [fit(line((said, "dim")), width), header, *lines]
 
 
 def _labelled(curve: list[str], losses: list[float], width: int) -> list[Line]:
@@ -167,15 +174,15 @@ def _acceptance(state: ConsoleState, width: int) -> list[Line]:
 
 
 AUDIT = (
-    Column("dataset", 12, "<", 0, grow=16),
+    Column("dataset", 10, "<", 0, grow=16),
     Column("provider", 10, "<", 1),
-    Column("arm", 8, "<", 2),
-    Column("n", 6, ">", 0),
-    Column("calls", 6, ">", 0),
-    Column("ref", 6, ">", 0),
-    Column("p", 8, ">", 0),
-    Column("schema", 6, ">", 3),
-    Column("args", 6, ">", 3),
+    Column("arm", 8, "<", 3),
+    Column("n", 5, ">", 0),
+    Column("calls", 5, ">", 0),
+    Column("ref", 5, ">", 0),
+    Column("p", 7, ">", 2),
+    Column("schema", 6, ">", 4),
+    Column("args", 6, ">", 4),
     Column("decision", 10, "<", 0),
 )
 

@@ -180,6 +180,18 @@ async def test_resume_is_confirmed_with_cancel_focused() -> None:
         assert app.still.asked == []
         await pilot.press("r", "right", "enter")
         await until(pilot, lambda: app.still.asked == ["resume"], "resume was asked for")
+        app.still.state.view.stages["generate"].status = "done"
+        await pilot.press("r")
+        await pilot.pause()
+        assert "Nothing is left to send" in app.shown()
+    assert app.left_running == ""
+
+
+async def test_leaving_a_live_run_says_that_it_goes_on() -> None:
+    app = StillApp("generate")
+    async with opened(app) as pilot:
+        await pilot.press("q")
+    assert app.left_running == recording.RUN_ID
 
 
 async def test_drain_goes_at_once_and_resume_of_a_running_run_is_refused() -> None:

@@ -220,6 +220,52 @@ def test_training_shows_curve_accuracy_and_acceptance() -> None:
     assert "declared" in before
 
 
+def test_material_tells_open_from_lost_and_gives_the_rebuild_the_last_word() -> None:
+    state = ConsoleState("r")
+    for n, verdict in enumerate(["consistent", "unverifiable", "unverifiable", "rejected"], 1):
+        state.apply(
+            ev.Outcome(
+                seq=n,
+                prompt_id=f"p{n}",
+                dataset="mine",
+                arm="declared",
+                backend="openrouter",
+                outcome="ok",
+                verdict=verdict,
+                completion_tokens=7,
+            ),
+            1.0,
+        )
+    shown = [plain(line) for line in work_panes.training(state, 56, 8)]
+    assert "from 4 outcomes" in shown[1]
+    assert shown[2].split() == ["dataset", "arm", "kept", "open", "lost", "calls", "tokens"]
+    assert shown[3].split() == ["mine", "declared", "1", "2", "1", "0", "7"]
+    verdicts = {"consistent": 3, "rejected": 1}
+    state.apply(ev.StageFinished(seq=9, stage="reconstruct", summary={"verdicts": verdicts}), 1.0)
+    shown = [plain(line) for line in work_panes.training(state, 56, 8)]
+    assert "the rebuild kept 3 of 4" in shown[1]
+
+
+@pytest.mark.parametrize("width", [54, 56, 74, 116])
+def test_the_audit_table_never_cuts_its_decisions(width: int) -> None:
+    rows = [
+        ev.AuditRow(
+            dataset="calls",
+            provider="birch/int4",
+            arm="declared",
+            samples=66,
+            decision="regenerate",
+        )
+    ]
+    state = ConsoleState("r")
+    state.apply(ev.Stats(seq=1, verdicts={"exact": 66}), 1.0)
+    state.apply(ev.Audit(seq=2, rows=rows), 1.0)
+    header, row = (plain(line) for line in work_panes.quality(state, width, 14)[-2:])
+    assert header.rstrip().endswith("decision")
+    assert row.rstrip().endswith("regenerate")
+    assert ("birch/int4" in row) == (width > 54)
+
+
 def test_an_error_flood_stays_in_its_box() -> None:
     rows = [
         ev.ErrorRow(

@@ -107,6 +107,13 @@ def test_training_has_its_own_estimate() -> None:
     state = replay("train")
     assert state.view.train is not None
     assert state.eta_s() == state.view.train.eta_s
+    generating = replay("generate")
+    assert generating.view.stats is not None
+    assert generating.eta_s() == generating.view.stats.eta_s
+    # generate's last estimate is none for the stages after it
+    generating.apply(ev.StageStarted(seq=99_999, stage="extract"), 1.0)
+    generating.view.stages["generate"].status = "done"
+    assert generating.eta_s() is None
     assert len(state.series.accuracy) == 7
 
 
