@@ -146,6 +146,8 @@ def write(
         (temporary / "config.json").write_text(text, encoding="utf-8")
         weights = tensors(drafter, engine, DTYPES[dtype])
         save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
+        # safetensors makes its files for their owner alone; engines often run as somebody else
+        shutil.copymode(temporary / "config.json", temporary / "model.safetensors")
         if directory.exists():
             shutil.rmtree(directory)
         temporary.replace(directory)

@@ -299,8 +299,11 @@ def run(
         done = trainer.step >= trainer.total_steps
         if done or trainer.step % config.train.checkpoint_every == 0:
             trainer.save(run.checkpoints)
+        stop = not done and should_stop()
+        if stop:
+            trainer.save(run.checkpoints)
         now = time.monotonic()
-        if done or now - last_event >= 1 / EVENTS_PER_S:
+        if done or stop or now - last_event >= 1 / EVENTS_PER_S:
             last_event = now
             _report(
                 trainer,
@@ -309,8 +312,7 @@ def run(
                 now - started,
                 first_tokens,
             )
-        if not done and should_stop():
-            trainer.save(run.checkpoints)
+        if stop:
             raise Halted(
                 f"training stopped at step {trainer.step} of {trainer.total_steps}; "
                 "resume goes on there"

@@ -64,6 +64,8 @@ def test_written_linted_and_loaded_back_with_the_same_logits(
         drafter.midlayer.self_attn.k_proj.weight[0, 0] += 1e-3
     assert export.reload_gap(drafter, run.export / engine, head) > 0.0
     assert all(isinstance(v, int | float | str) for v in summary.values())
+    modes = {(run.export / engine / n).stat().st_mode for n in ("config.json", "model.safetensors")}
+    assert len(modes) == 1  # who may read the one may read the other
 
 
 def test_layouts_hold_what_each_engine_reads(exported):

@@ -15,6 +15,7 @@ from core.drafter import checkpoint, train, vocab
 from core.drafter.data import masked_now
 from core.drafter.vocab import load_vocab
 from core.errors import Halted, StoreError, TrainError
+from core.events import Train
 from core.features import FeatureReader
 from core.store import RunDir, read_samples, write_samples
 from core.target import load_head
@@ -75,9 +76,11 @@ def test_stop_flag_is_seen_after_one_step_and_leaves_a_checkpoint(
     for _ in straight.steps():
         pass
     whole = straight.save(tmp_path / "straight")
-    stops = iter([False, True])
+    stops, seen = iter([False, True]), Recorder()
     with pytest.raises(Halted, match="stopped at step 2 of"):
-        train.run(ready, config, lambda _: None, lambda: next(stops))
+        train.run(ready, config, seen.emit, lambda: next(stops))
+    told = [e for e in seen.events if isinstance(e, Train)][-1]
+    assert (told.step, told.checkpoint_step) == (2, 2)
     left = checkpoint.latest(ready.checkpoints)
     assert left is not None and checkpoint.read_state(left).step == 2
     train.run(ready, config, lambda _: None, lambda: False)
