@@ -153,6 +153,7 @@ def eval_(run: RunName, as_json: AsJson = False) -> int:
     if as_json:
         emit(measured)
         return EXIT_DONE
+    typer.echo(f"{'dataset':<24} {'length':>6}  tokens / forwards of the target")
     rows = {"all": measured.walk, **measured.by_dataset}
     for name, counts in rows.items():
         typer.echo(f"{name:<24} {counts.acceptance_length:6.3f}  {counts.tokens} / {counts.steps}")

@@ -33,17 +33,25 @@ def export(
     if newest is None:
         raise ExportError(f"{found.run_id}: no checkpoint; eyas stage train --run {found.path}")
     found.export.mkdir(exist_ok=True)
-    emit(export_checkpoint(newest, found.load_config(), to, found.export / to))
+    folder = (found.export / to).resolve()  # it is printed in a launch line, for any folder
+    emit(export_checkpoint(newest, found.load_config(), to, folder))
     return EXIT_DONE
 
 
 @app.command()
 def lint(
     directory: Path,
-    engine: Annotated[str, typer.Option(metavar="sglang|vllm", help="who will load it")],
+    engine: Annotated[
+        str,
+        typer.Option(metavar="|".join(ENGINES), help="who loads it; default: the folder's name"),
+    ] = "",
     target: Annotated[Path | None, typer.Option(help="the target's folder, for shapes")] = None,
 ) -> int:
     """Check an exported drafter for what an engine would misread."""
+    named = directory.resolve().name
+    engine = engine or (named if named in ENGINES else "")
+    if not engine:
+        raise UsageError(f"{directory}: for which engine? add --engine {'|'.join(ENGINES)}")
     if engine not in ENGINES:
         raise UsageError(f"--engine {engine}: not known; use {', '.join(ENGINES)}")
     from core.drafter.lint import lint as find_problems  # torch: only who lints waits for it
@@ -63,7 +71,8 @@ def doctor(
 ) -> int:
     """Tokenizer ids, keys and credits, endpoints and prices, limits, disk and cost forecast."""
     path = config or DEMO_CONFIG
-    findings = examine(cf.load(path), path.resolve().parent)
+    base = config.resolve().parent if config else Path.cwd()  # where `eyas demo` makes its runs
+    findings = examine(cf.load(path), base)
     for finding in findings:
         if as_json:
             emit(finding)

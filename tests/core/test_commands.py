@@ -43,6 +43,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
         (["stage", "trian", "--run", "alpha"], 2, "stage 'trian': not known"),
         (["export", "alpha", "--to", "gguf"], 2, "--to gguf: not known"),
         (["lint", ".", "--engine", "ollama"], 2, "--engine ollama: not known"),
+        (["lint", "/tmp"], 2, "/tmp: for which engine? add --engine sglang|vllm|hf"),
         (["tokens", "count"], 2, "tokens count: not known"),
         (["tokens", "encode", "none.jsonl"], 2, "none.jsonl: cannot be read"),
         (["probe", "live"], 2, "no prompt; name a JSONL file"),
