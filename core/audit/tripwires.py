@@ -105,11 +105,11 @@ SHARES: dict[str, ShareWire] = {
     ),
     "prompt_drift": ShareWire(
         "prompt_drift", "prompt_drift_rate", "replies were billed for another prompt than ours",
-        "the provider renders another template or adds text; ignore it",
+        "the provider renders another template or adds text; leave it out (`ignore`)",
     ),
     "leak": ShareWire(
         "leak", "leak_rate", "replies hold structural markers as text",
-        "the provider's parser is broken for this model; ignore it",
+        "the provider's parser is broken for this model; leave it out (`ignore`)",
     ),
     "truncation": ShareWire(
         "truncated", "truncation_rate", "replies were cut at the token limit",
