@@ -41,8 +41,12 @@ def lint(directory: Path, engine: str, target: Path | None = None) -> list[str]:
     if not isinstance(layer, dict):
         return ["config: transformer_layer_config is not an object"]
     problems = _check_layout(config, engine, speculators)
-    if missing := [k for k in _NEEDED if not isinstance(layer.get(k), int)]:
+    if missing := [k for k in _NEEDED if not _whole(layer.get(k))]:
         return [*problems, f"config: {', '.join(missing)} missing or not a whole number"]
+    if few := [k for k in _NEEDED if layer[k] < 1]:
+        return [*problems, f"config: {', '.join(few)} below 1"]
+    if odd := [k for k in _SIZES if k in config and not _whole(config[k])]:
+        return [*problems, f"config: {', '.join(odd)} not a whole number"]
     problems += _check_tensors(config, layer, tensors)
     problems += _check_dtypes(layer, config, tensors)
     problems += _check_vocab(config, tensors)
@@ -61,6 +65,12 @@ _NEEDED = (
     "vocab_size",
     "max_position_embeddings",
 )
+_SIZES = ("draft_vocab_size", "target_hidden_size")
+"""Of the drafter alone, both optional."""
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _read(directory: Path) -> dict[str, torch.Tensor]:
@@ -85,7 +95,7 @@ def _check_layout(config: dict[str, Any], engine: str, speculators: bool) -> lis
             "layout: a speculators folder; SGLang reads the layout with midlayer.* and eagle_config"
         )
     if architectures != wanted:
-        problems.append(f"architectures: {architectures}, the engine looks for {wanted}")
+        problems.append(f"architectures: {architectures!r}, the engine looks for {wanted}")
     return problems
 
 
@@ -142,7 +152,7 @@ def _check_dtypes(
 ) -> list[str]:
     said = layer.get("torch_dtype") or config.get("torch_dtype") or layer.get("dtype")
     problems = []
-    if said not in FLOATS:
+    if not isinstance(said, str) or said not in FLOATS:
         problems.append(f"dtype: torch_dtype {said!r} is not float32, bfloat16 or float16")
     for name, tensor in tensors.items():
         wanted = {"d2t": torch.int64, "t2d": torch.bool}.get(name, FLOATS.get(str(said)))
@@ -197,7 +207,7 @@ def _three(ids: Any) -> TypeGuard[list[int]]:
     return (
         isinstance(ids, list)
         and len(ids) == 3
-        and all(isinstance(i, int) for i in ids)
+        and all(_whole(i) for i in ids)
         and ids == sorted(set(ids))
     )
 
@@ -212,8 +222,8 @@ def _check_rope(layer: dict[str, Any]) -> list[str]:
     problems = []
     if rope.get("rope_theta") != theta:
         problems.append(
-            f"rope: rope_theta {theta} differs from rope_parameters.rope_theta "
-            f"{rope.get('rope_theta')}"
+            f"rope: rope_theta {theta!r} differs from rope_parameters.rope_theta "
+            f"{rope.get('rope_theta')!r}"
         )
     scaled = rope.get("rope_type", "default") != "default"
     if scaled and "rope_scaling" in layer and not layer["rope_scaling"]:
@@ -257,7 +267,8 @@ def _check_target(config: dict[str, Any], layer: dict[str, Any], target: Path) -
             f"aux_ids: {top} do not lie within the target's {hf.num_hidden_layers} layers"
         )
     eos = layer.get("eos_token_id")
-    mine = sorted(eos) if isinstance(eos, list) else [] if eos is None else [eos]
+    mine = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    mine = sorted(mine) if all(_whole(i) for i in mine) else mine
     if mine != eos_ids(target):
         problems.append(f"eos: {mine}, the target ends with {eos_ids(target)}")
     return problems

@@ -87,7 +87,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         load(tmp_path / "none.toml")
     bad = tmp_path / "bad.toml"
     bad.write_bytes(b"[run\n")
-    with pytest.raises(ConfigError, match="not TOML.*; mend the file"):
+    with pytest.raises(ConfigError, match=r"not TOML.*; mend the file"):
         load(bad)
     bad.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not TOML"):

@@ -1,5 +1,5 @@
-"""Mistakes at the command line that touch files and names: one line, the right exit code, nothing left
-behind."""
+"""Mistakes at the command line that touch files and names: one line, the right exit code, nothing
+left behind."""
 
 from pathlib import Path
 
