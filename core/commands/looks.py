@@ -127,6 +127,8 @@ def report(
 
 
 def _write_page(run: RunDir, html: Path) -> int:
+    if not html.name:
+        raise UsageError(f"--html {html}: not a file's name; name a file")
     from core.audit import account  # scipy: only who reports waits for it
     from core.audit.page import render
 

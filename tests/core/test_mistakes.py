@@ -59,3 +59,9 @@ def test_a_page_that_cannot_be_written(
     assert cli.main(["report", "alpha", "--html", where]) == 2
     assert f"cannot be written ({why}); name a file" in said_in_one_line(capsys)
     assert sorted(Path().rglob("*")) == before and Path("file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("where", ["", ".", "/"])
+def test_a_page_without_a_name(run: RunDir, capsys: pytest.CaptureFixture[str], where: str) -> None:
+    assert cli.main(["report", "alpha", "--html", where]) == 2
+    assert "not a file's name; name a file" in said_in_one_line(capsys)
