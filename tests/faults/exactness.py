@@ -65,7 +65,7 @@ HIDDEN = {
 }
 """Faults that neither text nor count of one reply need show. A local reference shows them where a
 provider has them in every reply, given enough replies."""
-OTHER_SPLIT = "the model sampled another split of the same text, and was billed this one's count"
+OTHER_SPLIT = "another split of the same text was sampled, of the same count or billed so"
 PATIENT = dict.fromkeys(("first_event_timeout_s", "idle_timeout_s", "total_timeout_s"), 1_800.0)
 SILENT = dict.fromkeys(PATIENT, 1.0)
 """For faults under which nothing more comes."""
@@ -235,7 +235,7 @@ def why(scenario: Scenario, result: Score) -> str:
 
 
 def shown(scenario: Scenario, result: Score) -> list[Wrong]:
-    """Wrong ids that should not be admitted: not of the billed count, or no listed exception."""
+    """Wrong ids that should not be admitted: the count shows them, or no listed exception."""
     listed = scenario.fault in HIDDEN
     return [w for w in result.wrong if not w.count_fits or not (w.non_canonical or listed)]
 

@@ -33,7 +33,10 @@ class Wrong(NamedTuple):
 
     @property
     def count_fits(self) -> bool:
-        """Whether the billed count is that of the wrong ids, by the provider's own convention."""
+        """Whether no count can tell: the true ids are as many, or the provider billed, by its own
+        convention, the number of the wrong ones."""
+        if len(self.sample.completion_ids) == len(self.truth.completion):
+            return True
         billed, rebuilt = self.sample.billed_tokens, self.sample.rebuilt_tokens
         if billed is None or rebuilt is None:
             return False
