@@ -67,6 +67,11 @@ class Gateway:
             raise ProviderError(f"embedded gateway: not ready after {READY_TIMEOUT_S:.0f} s") from e
         return _with_addresses(config, json.loads(ready.read_bytes()))
 
+    async def ended(self) -> int:
+        """Waits for its end, whoever brought it about; the exit code."""
+        assert self._process is not None, "ended: the gateway was not started"
+        return await self._process.wait()
+
     async def stop(self) -> None:
         process = self._process
         if process is None or process.returncode is not None:

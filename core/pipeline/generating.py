@@ -79,12 +79,23 @@ class GenerateStage:
             recovered=recovered,
             on_sample=self._sampled,
         )
+        watchman = asyncio.create_task(self._miss(gateway)) if gateway else None
         try:
             self._generator = self._watch.scopes = Generator(config, self._prompts, ports)
             return await self._generator.run()
         finally:
+            if watchman is not None:
+                watchman.cancel()
             await asyncio.to_thread(completions.close)
             await asyncio.to_thread(spend.close)
+
+    async def _miss(self, gateway: Gateway) -> None:
+        """Without its gateway a run could only wait for timeouts and count its prompts as
+        failed."""
+        code = await gateway.ended()
+        what = f"embedded gateway: ended with code {code} while it was needed"
+        error = ProviderError(f"{what}; `eyas resume {self._run.run_id}` starts another")
+        self._ask_halt(Halt("error", "embedded gateway", f"ended with code {code}", error))
 
     def halt(self, source: str, by: str) -> None:
         if self._generator is not None:
