@@ -16,7 +16,7 @@ import shutil
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -266,7 +266,7 @@ class FeatureReader:
         if name in self._handles:
             self._handles.move_to_end(name)
             return self._handles[name]
-        with boundary(StoreError, str(self._directory / name)):
+        with _intact(self._directory / name):
             handle = safe_open(self._directory / name, framework="pt")
         self._handles[name] = handle
         if len(self._handles) > self._open_shards:
@@ -342,13 +342,21 @@ def _complete_index(directory: Path) -> list[FeatureRef]:
     refs = list(_read_index(index))
     known = {(ref.sample_id, ref.shard) for ref in refs}
     for path in sorted(directory.glob("*.safetensors")):
-        with boundary(StoreError, str(path)), safe_open(path, framework="pt") as shard:
+        with _intact(path), safe_open(path, framework="pt") as shard:
             stored = msgspec.json.decode(shard.metadata()["refs"], type=list[FeatureRef])
         missing = [ref for ref in stored if (ref.sample_id, ref.shard) not in known]
         if missing:
             _append_lines(index, missing)
             refs += missing
     return refs
+
+
+def _intact(path: Path) -> AbstractContextManager[None]:
+    """For opening a shard; whoever reads why not, reads how its states come back as well."""
+    return boundary(
+        StoreError,
+        f"{path}: damaged; `eyas stage extract --run {path.parent.parent}` makes all states anew",
+    )
 
 
 def _read_index(path: Path) -> Iterator[FeatureRef]:

@@ -123,9 +123,9 @@ class Engine:
             for number in (signal.SIGTERM, signal.SIGINT):
                 name = signal.Signals(number).name
                 self._loop.add_signal_handler(number, self.halt, "signal", name, "")
-            prompts = await asyncio.to_thread(self._prompts)
             renderer = await asyncio.to_thread(renderer_of, self.config)
-            self._pin_tokenizer(renderer.tokenizer.sha256)
+            self._pin_tokenizer(renderer.tokenizer.sha256)  # a refused start writes no prompts
+            prompts = await asyncio.to_thread(self._prompts)
             self._announce(len(prompts))
             self.sampler.start()
             self._watch = Watch(

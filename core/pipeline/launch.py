@@ -37,6 +37,8 @@ class Start(NamedTuple):
     new: bool = False
     only: str = ""
     fresh_prompts: bool = False
+    stored_config: bytes = b""
+    """config.toml as it was before overrides: comes back when the engine refuses them."""
 
 
 def prepare_new(config: Config, base: Path, argv: list[str]) -> Start:
@@ -57,6 +59,7 @@ def prepare_resume(
             f"{run.run_id}: its engine is alive (pid {pid}); `eyas attach {run.run_id}` opens it"
         )
     changed = config_path is not None or bool(overrides)
+    before = b""
     if changed:
         source = config_path or run.config_toml
         config = resolve(load(source, overrides), source.resolve().parent)
@@ -66,9 +69,10 @@ def prepare_resume(
             run=msgspec.structs.replace(config.run, dir=stored.run.dir, name=stored.run.name),
         )
         with boundary(StoreError, str(run.config_toml)):
+            before = run.config_toml.read_bytes()
             write_atomic(run.config_toml, dump(config).encode())
     run.halt_file.unlink(missing_ok=True)
-    return Start(run, argv, fresh_prompts=changed)
+    return Start(run, argv, fresh_prompts=changed, stored_config=before)
 
 
 def prepare_stage(stage: str, name: str, argv: list[str]) -> Start:
@@ -112,6 +116,9 @@ def launch(start: Start) -> dict[str, Any]:
         return record
     if start.new:
         shutil.rmtree(run.path, ignore_errors=True)
+    elif start.stored_config:
+        with boundary(StoreError, str(run.config_toml)):
+            write_atomic(run.config_toml, start.stored_config)
     raise LaunchError(str(record["error"]), record["exit_code"])
 
 

@@ -65,3 +65,11 @@ def test_a_page_that_cannot_be_written(
 def test_a_page_without_a_name(run: RunDir, capsys: pytest.CaptureFixture[str], where: str) -> None:
     assert cli.main(["report", "alpha", "--html", where]) == 2
     assert "not a file's name; name a file" in said_in_one_line(capsys)
+
+
+def test_a_refused_override_is_not_kept(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    before = run.config_toml.read_bytes()
+    words = ["resume", "alpha", "--detach", "--set", "run.budget_usd=7", "--set", "dataset=[]"]
+    assert cli.main(words) == 2
+    assert "no [[dataset]] in the config" in said_in_one_line(capsys)
+    assert run.config_toml.read_bytes() == before

@@ -389,3 +389,16 @@ def test_half_precision_overflow_is_said_with_its_layer(target: Target):
     assert isinstance(error, CaptureError)
     assert "layer 3 as torch.float16" in str(error)
     assert loud.hidden_size == HIDDEN
+
+
+def test_a_damaged_shard_says_how_its_states_come_back(tmp_path):
+    writer = FeatureWriter(tmp_path / "run" / "features", META, shard_bytes=1)
+    writer.add(row("s0"))
+    (shard,) = (tmp_path / "run" / "features").glob("*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:100])
+    words = rf"{shard.name}: damaged; `eyas stage extract --run {tmp_path / 'run'}` makes all"
+    with pytest.raises(StoreError, match=words):
+        FeatureWriter(tmp_path / "run" / "features", META, shard_bytes=1)
+    reader = FeatureReader(tmp_path / "run" / "features")
+    with pytest.raises(StoreError, match=words):
+        reader.load(reader.refs[0])
