@@ -160,7 +160,10 @@ _decode_history = msgspec.json.Decoder(list[_HistoryTurn]).decode
 
 def asked_from_line(line: bytes, toolboxes: Toolboxes) -> Asked:
     """One line of prompts.jsonl. Raises msgspec.DecodeError on anything else."""
-    prompt = _decode_line(line)
+    try:
+        prompt = _decode_line(line)
+    except msgspec.DecodeError:
+        prompt = _decode_line(_without_surrogates(line))
     raw = bytes(prompt.messages)
     calls = 0
     if b'"tool_calls"' in raw:
@@ -176,6 +179,15 @@ def asked_from_line(line: bytes, toolboxes: Toolboxes) -> Asked:
         calls_before=calls,
         quoted=_quoted(raw + bytes(prompt.tools)),
     )
+
+
+def _without_surrogates(line: bytes) -> bytes:
+    """msgspec refuses lone surrogates. A prompt with one is never sent, but it stays in the file
+    and must not stop the audit of the others."""
+    try:
+        return json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", "replace")
+    except (ValueError, RecursionError):
+        return line
 
 
 def asked(prompt: Prompt, toolboxes: Toolboxes | None = None) -> Asked:

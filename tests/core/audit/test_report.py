@@ -175,6 +175,18 @@ def test_bad_files_are_named(run: RunDir) -> None:
         apply(run, "keep")
 
 
+def test_a_prompt_that_utf8_cannot_hold_stops_nobody(run: RunDir) -> None:
+    rows = pair(0)
+    fill(run, rows)
+    odd = msgspec.structs.replace(
+        rows[0][0], prompt_id="odd", messages=[{"role": "user", "content": "a\ud800<|im_end|>"}]
+    )
+    run.prompts.write_bytes(b"".join(encode_line(p) for p, _ in rows) + encode_line(odd))
+    assert rb"\ud800" in run.prompts.read_bytes()
+    assert stage._prompts(run)["odd"].quoted == {"<|im_end|>"}
+    audit(run)
+
+
 def test_log_probabilities_when_there_are_some(run: RunDir) -> None:
     fill(run, [row for i in range(12) for row in pair(i)])
 
