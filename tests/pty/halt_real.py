@@ -284,7 +284,7 @@ def foreign_modules(loaded: LoadedRun) -> list[str]:
 HEADER = (
     f"{'way':<8} {'in flight':>9} {'arrivals/s':>10} {'last ms':>8} {'late':>4} {'ended s':>7} "
     f"{'cancelled':>9} {'received':>8} {'severed':>7} {'spent $':>9} {'bill $':>9} "
-    f"{'uncertain':>9} {'command ms':>10}"
+    f"{'uncertain':>9} {'saved $':>9} {'command ms':>10}"
 )
 
 
@@ -295,7 +295,7 @@ def row(tried: Try) -> str:
         f"{tried.mode:<8} {seen.in_flight:>9} {seen.per_s:>10.1f} {seen.last_s * 1e3:>8.1f} "
         f"{seen.late:>4} {tried.stopped_s:>7.1f} {account.cancelled:>9} {account.received:>8} "
         f"{account.severed:>7} {account.spent_usd:>9.6f} {tried.billed_usd:>9.6f} "
-        f"{account.uncertain_usd:>9.6f} {took:>10}"
+        f"{account.uncertain_usd:>9.6f} {account.saved_usd:>9.6f} {took:>10}"
     )
 
 
