@@ -163,8 +163,8 @@ class Generate(Section, frozen=True, kw_only=True):
     """Tries per prompt that were, or may have been, paid for."""
     canary: Count = 32
     """Rollouts per provider and dataset that must pass before full concurrency; 0: off."""
-    throttle_patience_s: Seconds = 1_800.0
-    """A provider that has only throttled for this long is given up."""
+    patience_s: Seconds = 1_800.0
+    """A provider that has given nothing but throttling and failures for this long is given up."""
     reserve: Literal["worst_case", "p99"] = "worst_case"
     """What a request in flight holds of the budget: its worst case (the bill cannot pass the
     budget), or the running p99 of answer lengths (more in flight near the end; the most it can

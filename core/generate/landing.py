@@ -139,7 +139,7 @@ class Lander:
         elif reply.failure is None or isinstance(reply.failure, base.Refused):
             ttft_s = flight.first_at - left_at if flight.first_at is not None else None
             lane.limit.succeeded(now, self._dice.random(), ttft_s)
-            lane.throttled_since, lane.strikes = None, 0
+            lane.barren_since, lane.strikes = None, 0
             lane.latency.add(now - left_at, now)
             if ttft_s is not None:
                 lane.ttft.add(ttft_s, now)
@@ -191,10 +191,7 @@ class Lander:
             case base.Throttled():
                 for one in siblings if failure.platform else [lane]:
                     one.limit.throttled(now, left_at, failure.retry_after_s, self._dice.random())
-                if lane.throttled_since is None:
-                    lane.throttled_since = now
-                elif now - lane.throttled_since > self._config.generate.throttle_patience_s:
-                    self.stop_lane(lane, f"throttled without a break: {failure}")
+                self._lose_patience(lane, failure, now)
             case base.PaymentRequired():
                 alone = aloft.alone and not any(one.limit.in_flight for one in siblings)
                 for one in siblings:
@@ -215,6 +212,14 @@ class Lander:
                     self.stop_lane(lane, f"{failure.kind}: {failure}")
             case _:
                 lane.limit.failed(now, self._dice.random())
+                self._lose_patience(lane, failure, now)
+
+    def _lose_patience(self, lane: Lane, failure: base.Failure, now: float) -> None:
+        """Probes of an open breaker are minutes apart: without an end a run would wait for days."""
+        if lane.barren_since is None:
+            lane.barren_since = now
+        elif now - lane.barren_since > self._config.generate.patience_s:
+            self.stop_lane(lane, f"no answer for {now - lane.barren_since:.0f} s: {failure}")
 
     def stop_lane(self, lane: Lane, reason: str) -> None:
         if not lane.stopped:

@@ -99,7 +99,7 @@ class Lane:
         self.name = spec.name
         self.backend = provider.name
         self.stopped = ""
-        self.throttled_since: float | None = None
+        self.barren_since: float | None = None
         self.strikes = 0
         self.done = self.errors = self.sent = self.tokens = 0
         self.spent_usd = 0.0

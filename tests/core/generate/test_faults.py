@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from core import events as ev
 from core.providers import base
 from core.providers.http import FDS_KEPT_BACK
 from tests.conftest import SHARED
@@ -391,3 +392,26 @@ async def test_a_hostile_body_is_data_and_stops_nothing(
     assert run.rollouts[0].error_class == error_class
     assert len(run.rollouts) == 2 and all(r.final for r in run.rollouts)
     assert 0 < run.check_books() < 1
+
+
+@pytest.mark.parametrize("status", [429, 500])
+async def test_a_provider_that_never_answers_is_given_up(status: int) -> None:
+    """Without an end, the probes of an open breaker would go on for days."""
+    router = Router(otherwise=says({"error": {"code": status, "message": "no"}}, status))
+    async with serving(router):
+        run = Run(router, prompts_of(3), attempts_unpaid=50, patience_s=1e-9)
+        result = await run.go()
+    assert (result.reason, result.pending, len(run.outcomes)) == ("stopped", 3, 0)
+    assert any("no answer for" in e.message for e in run.of(ev.Log))
+    assert run.check_books() == 0
+
+
+async def test_one_answer_renews_the_patience() -> None:
+    """Failures with an answer between them are no silence."""
+    answer, failure = says(completion()), says({"error": {"code": 500, "message": "no"}}, 500)
+    router = Router(failure, answer, failure, answer)
+    async with serving(router):
+        run = Run(router, prompts_of(2), max_in_flight=1, patience_s=1e-9)
+        result = await run.go()
+    assert (result.reason, result.pending) == ("", 0)
+    assert len(router.bodies) == 4
