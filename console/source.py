@@ -53,14 +53,14 @@ async def follow(run: RunDir, sink: Sink, read_only: bool) -> None:
         try:
             link = await connect(run, "viewer" if read_only else "operator", client_name())
         except ControlError as e:
-            alive = await asyncio.to_thread(engine_pid, run.path)
+            engine = await asyncio.to_thread(engine_pid, run.path)
             here = await asyncio.to_thread(same_host, run)
-            if alive and attempt < len(RETRY_S):
+            if engine and attempt < len(RETRY_S):
                 sink.on_link("lost" if seq else "connecting", str(e))
                 await asyncio.sleep(RETRY_S[attempt])
                 attempt += 1
                 continue
-            seq = await _from_files(run, sink, seq, alive=bool(alive), here=here)
+            seq = await _from_files(run, sink, seq, engine, here)
             attempt = 0
             continue
         attempt = 0
@@ -70,7 +70,8 @@ async def follow(run: RunDir, sink: Sink, read_only: bool) -> None:
         except (
             msgspec.MsgspecError
         ):  # a newer engine says something that this console does not know
-            seq = await _from_files(run, sink, seq, alive=True, here=True)
+            engine = await asyncio.to_thread(engine_pid, run.path)
+            seq = await _from_files(run, sink, seq, engine, here=True)
         finally:
             sink.on_open(None)
             await link.close()
@@ -104,8 +105,10 @@ def _history(run: RunDir, upto: int) -> list[ev.Event]:
     ]
 
 
-async def _from_files(run: RunDir, sink: Sink, seq: int, alive: bool, here: bool) -> int:
-    """Read what is there; for an unfinished run keep reading until an engine may be up again."""
+async def _from_files(run: RunDir, sink: Sink, seq: int, engine: int, here: bool) -> int:
+    """Read what is there until another engine may be up. `engine`: pid of the one whose socket did
+    not answer, 0 when there is none.
+    """
     if not seq:
         view = await asyncio.to_thread(load_view, run)
         seq = view.seq
@@ -119,11 +122,11 @@ async def _from_files(run: RunDir, sink: Sink, seq: int, alive: bool, here: bool
             seq = event.seq
             if n % BATCH == BATCH - 1:
                 await asyncio.sleep(0)
-        sink.on_link("files" if alive or not here else "ended")
-        sink.on_crashed(here and not alive)
+        sink.on_link("files" if engine or not here else "ended")
+        sink.on_crashed(here and not engine)
         await asyncio.sleep(POLL_S)
-        now_alive = bool(await asyncio.to_thread(engine_pid, run.path))
-        if now_alive != alive or (now_alive and time.monotonic() - started > 5):
+        now = await asyncio.to_thread(engine_pid, run.path)
+        if now != engine or (now and time.monotonic() - started > 5):
             return seq
         if not here and time.monotonic() - started > 5:
             return seq

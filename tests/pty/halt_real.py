@@ -30,7 +30,6 @@ PROMISE_S = 0.1
 FILE_PROMISE_S = 0.3
 """A HALT file is seen within 200 ms; then the gate closes as for a key."""
 SLOW_LINK_BYTES_S = 8_000
-RIGHT, ENTER = b"\x1b[C", b"\r"
 TERMINAL_ENV = {"TERM": "xterm-256color", "COLORTERM": "", "LANG": "C.UTF-8", "TZ": "UTC"}
 MODES = ("key", "stalled", "slow", "drain", "sever", "cli", "file", "sigterm")
 
@@ -78,8 +77,7 @@ def resume_by_key(loaded: LoadedRun, terminal: Terminal) -> None:
     terminal.wait_for("r resume")
     terminal.send(b"r")
     terminal.wait_for("Resume the run?")
-    terminal.send(RIGHT)
-    terminal.send(ENTER)
+    terminal.confirm("Stay halted", "Resume")
     terminal.wait_until(lambda: bool(engine_pid(loaded.run.path)), "an engine after `r`", 60)
     until_armed(terminal)
 
@@ -168,8 +166,7 @@ def by_sever(loaded: LoadedRun, terminal: Terminal) -> Try:
     terminal.wait_for("X sever")
     terminal.send(b"X")
     terminal.wait_for("Sever everything?")
-    terminal.send(RIGHT)
-    terminal.send(ENTER)
+    terminal.confirm("Let them arrive", "Sever")
     tried = measured("sever", loaded, moment, source="command")
     assert tried.account.severed > 0, tried.account
     shows_account(terminal, tried.account)

@@ -19,6 +19,7 @@ import pyte
 
 ROOT = Path(__file__).resolve().parents[2]
 F12, CTRL_C, CTRL_X, ESC = b"\x1b[24~", b"\x03", b"\x18", b"\x1b"
+RIGHT, ENTER = b"\x1b[C", b"\r"
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
@@ -107,6 +108,22 @@ class Terminal:
             wait_until(condition, what, timeout_s)
         except AssertionError as e:
             raise AssertionError(f"{e}; it shows:\n{self.text}") from None
+
+    def confirm(self, keep: str, verb: str) -> None:
+        """In a dialog with these two buttons: move from the one to the other, then press it."""
+
+        def looks(word: str) -> tuple[object, ...]:
+            for y, row in enumerate(self.screen.display):
+                if keep in row and word in row:
+                    cell = self.screen.buffer[y][row.rindex(word)]
+                    return (cell.fg, cell.bg, cell.bold, cell.reverse, cell.underscore)
+            return ()
+
+        self.wait_until(lambda: looks(keep) != looks(verb), f"the focus on {keep!r}")
+        focused = looks(keep)
+        self.send(RIGHT)
+        self.wait_until(lambda: looks(verb) == focused, f"the focus on {verb!r}")
+        self.send(ENTER)
 
     def stall(self) -> None:
         """Stop reading and wait until the terminal's buffer no longer fills: writers block."""
