@@ -308,6 +308,7 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=3)
     parser.add_argument("--only", default=",".join(MODES))
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # engines and gateways are ended too
     load = Load(asked.in_flight, asked.tokens_per_s, int(asked.in_flight * (2.5 * asked.tries + 2)))
     say(HEADER)
     broken = 0
