@@ -113,12 +113,14 @@ class HttpClient:
             return msgspec.structs.replace(reply, raw=raw)
         return reply
 
-    async def exchange(self, path: str, body: bytes, flight: base.Flight) -> None:
-        """POST, and collect the reply into `flight`. Raises a Failure for what the transport
-        did."""
+    async def exchange(
+        self, path: str, body: dict[str, Any], flight: base.Flight
+    ) -> base.Failure | None:
+        """POST, and collect the reply into `flight`. Returns what the transport did wrong."""
+        data = msgspec.json.encode(body)
         try:
             async with self._session.post(
-                self.base_url + path, data=body, trace_request_ctx=flight, allow_redirects=False
+                self.base_url + path, data=data, trace_request_ctx=flight, allow_redirects=False
             ) as reply:
                 now = asyncio.get_running_loop().time()
                 flight.left(now)
@@ -130,7 +132,10 @@ class HttpClient:
                 await self._collect(reply, flight)
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             failure = _transport_failure(error, flight)
-            raise type(failure)(self.scrub(str(failure))) from error
+            return type(failure)(self.scrub(str(failure)))
+        except base.Failure as failure:
+            return failure
+        return None
 
     async def _collect(self, reply: aiohttp.ClientResponse, flight: base.Flight) -> None:
         if flight.kind == "sse":

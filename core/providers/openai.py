@@ -129,11 +129,7 @@ class OpenAICompatible:
 
     async def complete(self, request: base.CompletionRequest, flight: base.Flight) -> base.Reply:
         sent = self.body(request)
-        failure: base.Failure | None = None
-        try:
-            await self._http.exchange("/chat/completions", msgspec.json.encode(sent), flight)
-        except base.Failure as error:
-            failure = error
+        failure = await self._http.exchange("/chat/completions", sent, flight)
         return self._reply(flight, sent, failure)
 
     def partial(self, request: base.CompletionRequest, flight: base.Flight) -> base.Reply:

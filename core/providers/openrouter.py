@@ -8,8 +8,6 @@ sent). Facts: openrouter.ai/docs, read 2026-11."""
 import os
 from typing import Any
 
-import msgspec
-
 from core.config import Config
 from core.errors import ConfigError, ProviderError
 from core.providers import base
@@ -152,11 +150,7 @@ class OpenRouter:
 
     async def complete(self, request: base.CompletionRequest, flight: base.Flight) -> base.Reply:
         sent = self.body(request)
-        failure: base.Failure | None = None
-        try:
-            await self._http.exchange("/chat/completions", msgspec.json.encode(sent), flight)
-        except base.Failure as error:
-            failure = error
+        failure = await self._http.exchange("/chat/completions", sent, flight)
         return self._reply(request, flight, sent, failure)
 
     def partial(self, request: base.CompletionRequest, flight: base.Flight) -> base.Reply:

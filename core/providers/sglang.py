@@ -162,12 +162,7 @@ class SGLang:
     async def complete(self, request: base.CompletionRequest, flight: base.Flight) -> base.Reply:
         sent = self.body(request)
         path = "/generate" if self._endpoint == "generate" else "/v1/chat/completions"
-        failure: base.Failure | None = None
-        try:
-            server = self._server(request.provider)
-            await server.exchange(path, msgspec.json.encode(sent), flight)
-        except base.Failure as error:
-            failure = error
+        failure = await self._server(request.provider).exchange(path, sent, flight)
         return self._reply(request, flight, sent, failure)
 
     def partial(self, request: base.CompletionRequest, flight: base.Flight) -> base.Reply:
