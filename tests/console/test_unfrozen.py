@@ -1,8 +1,9 @@
 """Case C84: files that do not answer, and a reply of 2 MB, keep no key waiting."""
 
 import asyncio
+import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,16 @@ def long_sample(size: int) -> Sample:
         rebuilt_tokens=len(ids) - 3,
         billed_tokens=len(ids) - 3,
     )
+
+
+@pytest.fixture(autouse=True)
+def heap_of_a_console() -> Iterator[None]:
+    """A full collection of what the whole suite has loaded (660,000 objects) takes 0.46 s, which no
+    console ever waits for: only this test's own objects are collected."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -151,7 +162,8 @@ async def test_a_reply_of_2_mb_is_worked_on_beside_the_loop(
         assert app.screen is listed
         laying.go.set()
         gaps.cancel()
-        assert (await gaps) < 0.5
+        gap_s = await gaps
+        assert gap_s < 0.5
         await until(lambda: bool(found), "the thread gave up")
     assert {laying.thread, *decoded_in}.isdisjoint({LOOP})
     assert set(found) == {0}  # nobody waited any more
