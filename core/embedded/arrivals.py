@@ -1,15 +1,18 @@
-"""When each paid request arrived and how it ended: what a halt's latency is measured from."""
+"""When each paid request arrived, how it ended and what was written to it: what a halt's latency is
+measured from, and a client's bytes against."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
+from aiohttp import web
 
 from core.embedded.books import Lines
 
 
 class Arrival(msgspec.Struct, kw_only=True):
-    """Unix seconds. `left`: when the client was seen to have gone before the end."""
+    """Unix seconds. `left`: when the client was seen to have gone before the end. `body_bytes`: of
+    the answer, counted as it was written."""
 
     n: int
     t: float
@@ -18,8 +21,23 @@ class Arrival(msgspec.Struct, kw_only=True):
     generation_id: str | None = None
     stream: bool = False
     status: int | None = None
+    body_bytes: int = 0
     ended: float | None = None
     left: float | None = None
+
+
+class Counted(web.StreamResponse):
+    """An answer that counts the bytes of its body."""
+
+    body_bytes = 0
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.body_bytes += len(data)
+        await super().write(data)
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        self.body_bytes += len(data)
+        await super().write_eof(data)
 
 
 class Arrivals:

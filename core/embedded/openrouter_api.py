@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from core.embedded import openrouter_wire as wire
-from core.embedded.arrivals import Arrival, Arrivals
+from core.embedded.arrivals import Arrival, Arrivals, Counted
 from core.embedded.billing import Charge, Provider
 from core.embedded.desk import Desk, Generation, Order
 from core.embedded.faults import Hits
@@ -124,6 +124,8 @@ class ChatApi:
         with self._arrivals.note(request.path) as arrival:
             response = await self._chat(request, arrival)
             arrival.status = response.status
+            if isinstance(response, Counted):
+                arrival.body_bytes = response.body_bytes
             return response
 
     async def _chat(self, request: web.Request, arrival: Arrival) -> web.StreamResponse:
@@ -216,12 +218,8 @@ class ChatApi:
         if delay := provider.latency_s * self._latency_scale * factor:
             await asyncio.sleep(delay)
 
-    async def _open(
-        self, request: web.Request, gen: Generation, content_type: str
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(
-            headers={"X-Generation-Id": gen.id, "Content-Type": content_type}
-        )
+    async def _open(self, request: web.Request, gen: Generation, content_type: str) -> Counted:
+        response = Counted(headers={"X-Generation-Id": gen.id, "Content-Type": content_type})
         await response.prepare(request)
         return response
 

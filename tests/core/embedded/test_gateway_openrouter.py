@@ -320,3 +320,11 @@ async def test_reasoning_can_be_left_out(tmp_path: Path) -> None:
         assert (await message(client, include_reasoning=False))["reasoning"] is None
         text = await (await post(client, reasoning={"exclude": True}, stream=True)).text()
         assert not any("reasoning" in c["delta"] for e in sse(text) for c in e["choices"])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_bytes_of_every_body_are_counted(tmp_path: Path, stream: bool) -> None:
+    async with serving(tmp_path, PLAIN) as client:
+        received = await (await post(client, stream=stream)).read()
+        (row,) = (await (await client.get("/gateway/requests")).json())["requests"]
+        assert row["body_bytes"] == len(received) > 100
