@@ -249,6 +249,8 @@ class Desk:
         charge.completion_tokens = completion
         charge.reasoning_tokens = min(gen.reasoning_tokens, completion)
         cost = provider.cost_pico(charge.prompt_tokens, completion)
+        if "overcharge" in hits:
+            cost = int(cost * hits.number("overcharge", 2))
         # Zero-completion insurance: nothing generated and no finish reason, or an error, is not
         # billed.
         if "error_mid_stream" in hits or (charge.cancelled and gen.generated == 0):

@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,9 +90,12 @@ WIRE = {
     "wrong_prompt_usage": "prompt_tokens off by value (20), billed so",
     "null_cost": "usage.cost null",
     "string_cost": "usage.cost as a string",
+    "nan_cost": "usage.cost NaN, which JSON does not know",
     "negative_cost": "usage.cost -1",
-    "byok": "usage.cost 0, upstream cost in cost_details",
-    "error_mid_stream": "an error event after some deltas; not billed",
+    "no_cost": "usage without a cost",
+    "byok": "usage.cost 0, upstream cost in cost_details; value `unsaid`: null there",
+    "overcharge": "billed value (2) times the list price",
+    "error_mid_stream": "an error event after some deltas; not billed; value: its code (502)",
     "cut_stream": "the connection ends after some deltas, without a last event",
     "no_done": "the stream ends without [DONE]",
     "silent_stream": "one delta, then comments only",
@@ -107,6 +111,8 @@ NUMBERS = (
     "renumbered_ids",
     "wrong_usage",
     "wrong_prompt_usage",
+    "overcharge",
+    "error_mid_stream",
     "silent_stream",
 )
 """Faults whose value is a number."""
@@ -116,6 +122,7 @@ CHOICES = {
     "reserialised_args": ("spaced", "compact", "sorted"),
     "lost_calls": ("last", "all"),
     "truncated_body": ("soft", "hard"),
+    "byok": ("said", "unsaid"),
 }
 KINDS = ANSWERS | GENERATION | TEXT | WIRE
 
@@ -180,14 +187,20 @@ class Plan:
         self.script = [list(item) for item in script]
         self._seed = seed
         self._seen: dict[bytes, int] = {}
+        self.hits: Counter[str] = Counter()
+        """How many requests each fault was drawn for."""
 
     def draw(self, content: bytes, scope: str) -> Hits:
         """Faults of the next request with this content. `scope`: the provider's name, or
         `sglang`."""
         if self.script:
-            return Hits({f.name: f.value for f in self.script.pop(0)})
-        if not self.faults:
-            return Hits()
+            values = {f.name: f.value for f in self.script.pop(0)}
+        else:
+            values = self._mix(content, scope) if self.faults else {}
+        self.hits.update(values.keys())
+        return Hits(values)
+
+    def _mix(self, content: bytes, scope: str) -> dict[str, str]:
         key = hashlib.blake2b(content, digest_size=16).digest()
         attempt = self._seen[key] = self._seen.get(key, 0) + 1
         values: dict[str, str] = {}
@@ -200,12 +213,13 @@ class Plan:
                 values[fault.name] = fault.value
                 if fault.count is not None:
                     fault.count -= 1
-        return Hits(values)
+        return values
 
     def describe(self) -> dict[str, Any]:
         return {
             "faults": [msgspec.to_builtins(f) for f in self.faults],
             "script_left": len(self.script),
+            "hits": dict(self.hits),
             "seed": self._seed,
         }
 

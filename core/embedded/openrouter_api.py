@@ -280,8 +280,7 @@ class ChatApi:
             last.append(wire.event(opening, wire.finish_tail(reply, hits)))
         counted = wire.usage(charge, hits)
         if counted is not None:
-            tail = b'"choices":[],"usage":' + wire.dumps(counted) + b"}"
-            last.append(wire.event(opening, tail))
+            last.append(wire.event(opening, wire.usage_tail(counted)))
         if "no_done" not in hits:
             last.append(wire.DONE)
         await response.write_eof(b"".join(last))
@@ -352,7 +351,7 @@ class ChatApi:
         hits = gen.hits
         if "error_mid_stream" in hits:
             name = gen.charge.provider if gen.charge else ""
-            inner = wire.provider_error(502, name, "upstream closed the stream")["error"]
+            inner = wire.mid_stream_error(name, hits)
             choice = {"index": 0, "delta": {"content": ""}, "finish_reason": "error"}
             tail = wire.dumps({"error": inner, "choices": [choice]})[1:]
             await response.write_eof(wire.event(opening, tail))

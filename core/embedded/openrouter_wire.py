@@ -6,6 +6,7 @@ between generations in front, so that the rest of a replayed event is encoded on
 
 import email.utils
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -21,11 +22,16 @@ HTML = b"<!DOCTYPE html><html><head><title>502 Bad Gateway</title></head><body>c
 
 
 def dumps(value: Any) -> bytes:
-    """JSON; a lone surrogate leaves as its escape, as servers in other languages send it."""
+    """JSON; a lone surrogate leaves as its escape."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":")).encode()
+        return _liberal(value)
+
+
+def _liberal(value: Any) -> bytes:
+    """As servers in other languages write it: lone surrogates as escapes, NaN as NaN."""
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def head(charge: Charge, kind: str = "chat.completion.chunk") -> bytes:
@@ -128,25 +134,37 @@ def usage(charge: Charge, hits: Hits) -> dict[str, Any] | None:
     if "zero_usage" in hits:
         return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     prompt, completion = charge.prompt_tokens, charge.completion_tokens
-    cost: Any = usd(charge.cost_pico or 0)
-    if "null_cost" in hits:
-        cost = None
-    elif "string_cost" in hits:
-        cost = str(cost)
-    elif "negative_cost" in hits:
-        cost = -1
+    upstream = charge.byok and hits.value("byok", "said") == "said"
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "cost": cost,
+        **_cost(usd(charge.cost_pico or 0), hits),
         "is_byok": charge.byok,
         "prompt_tokens_details": {"cached_tokens": 0},
         "cost_details": {
-            "upstream_inference_cost": usd(charge.upstream_pico) if charge.byok else None
+            "upstream_inference_cost": usd(charge.upstream_pico) if upstream else None
         },
         "completion_tokens_details": {"reasoning_tokens": charge.reasoning_tokens},
     }
+
+
+def _cost(cost: float, hits: Hits) -> dict[str, Any]:
+    """The `cost` field, or none."""
+    if "no_cost" in hits:
+        return {}
+    if "null_cost" in hits:
+        return {"cost": None}
+    if "string_cost" in hits:
+        return {"cost": str(cost)}
+    if "nan_cost" in hits:
+        return {"cost": math.nan}
+    return {"cost": -1 if "negative_cost" in hits else cost}
+
+
+def usage_tail(counted: dict[str, Any]) -> bytes:
+    """The event that carries usage."""
+    return b'"choices":[],"usage":' + _liberal(counted) + b"}"
 
 
 def body(charge: Charge, provider: Provider, reply: Parsed, hits: Hits) -> bytes:
@@ -170,12 +188,13 @@ def body(charge: Charge, provider: Provider, reply: Parsed, hits: Hits) -> bytes
         "message": message,
     }
     if "error_mid_stream" in hits:
-        choice |= {"finish_reason": "error", "error": mid_stream_error(provider)["error"]}
+        choice |= {"finish_reason": "error", "error": mid_stream_error(provider.name, hits)}
     rest: dict[str, Any] = {"choices": [] if "empty_choices" in hits else [choice]}
     counted = usage(charge, hits)
     if counted is not None:
         rest["usage"] = counted
-    return head(charge, "chat.completion") + dumps(rest)[1:]
+    written = _liberal(rest) if "nan_cost" in hits else dumps(rest)
+    return head(charge, "chat.completion") + written[1:]
 
 
 def error(code: int, message: str, metadata: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -190,8 +209,10 @@ def provider_error(code: int, provider: str, raw: str) -> dict[str, Any]:
     return error(code, "Provider returned error", metadata)
 
 
-def mid_stream_error(provider: Provider) -> dict[str, Any]:
-    return provider_error(502, provider.name, "upstream closed the stream")
+def mid_stream_error(provider: str, hits: Hits) -> dict[str, Any]:
+    """`error` of a reply that a provider gave up."""
+    code = int(hits.number("error_mid_stream", 502))
+    return dict(provider_error(code, provider, "upstream closed the stream")["error"])
 
 
 STATUS = {

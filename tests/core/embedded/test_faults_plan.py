@@ -92,8 +92,16 @@ def test_json_forms_and_description() -> None:
             {"name": "no_usage", "value": "", "rate": 1.0, "scope": "Cedar", "count": None},
         ],
         "script_left": 0,
+        "hits": {},
         "seed": 5,
     }
+
+
+def test_hits_are_counted() -> None:
+    plan = plan_of({"faults": ["no_usage", "reset@Birch"], "script": [["no_usage", "slow=2"]]})
+    for scope in ("Alder", "Alder", "birch", "sglang"):
+        plan.draw(b"a", scope)
+    assert plan.describe()["hits"] == {"no_usage": 3, "slow": 1, "reset": 1}
 
 
 def test_every_fault_says_what_it_does() -> None:

@@ -2,6 +2,7 @@
 
 import email.utils
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -362,6 +363,33 @@ async def test_usage_that_is_wrong(tmp_path: Path) -> None:
         assert pico(books["total_usd"]) == sum(map(pico, paid))
 
 
+@uses("nan_cost", "no_cost", "overcharge")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_costs_that_are_wrong(tmp_path: Path, stream: bool) -> None:
+    script = 'script:["ok","nan_cost","no_cost","overcharge","overcharge=1.5","byok=unsaid"]'
+    async with serving(tmp_path, faults=script) as client:
+
+        async def usage() -> tuple[dict[str, Any], str]:
+            text = await (await post(client, stream=stream)).text()
+            said = (sse(text)[-1] if stream else json.loads(text))["usage"]
+            return dict(said), text
+
+        right, _ = await usage()
+        nan, text = await usage()
+        assert math.isnan(nan["cost"]) and '"cost":NaN,' in text
+        none, _ = await usage()
+        assert none.keys() == right.keys() - {"cost"}
+        dear = [(await usage())[0]["cost"] for _ in range(2)]
+        assert dear == pytest.approx([2 * right["cost"], 1.5 * right["cost"]])
+        byok, _ = await usage()
+        assert (byok["cost"], byok["is_byok"]) == (0, True)
+        assert byok["cost_details"]["upstream_inference_cost"] is None
+        books = await bill(client)
+        paid = [g["cost_usd"] for g in books["generations"]]
+        assert paid == pytest.approx([right["cost"] * n for n in (1, 1, 1, 2, 1.5, 0)])
+        assert books["generations"][-1]["upstream_usd"] == right["cost"]
+
+
 @uses("error_mid_stream", "cut_stream", "no_done")
 async def test_streams_that_end_badly(tmp_path: Path) -> None:
     script = 'script:["error_mid_stream","cut_stream","no_done","truncated_body"]'
@@ -393,6 +421,15 @@ async def test_bad_ends_of_whole_replies(tmp_path: Path) -> None:
         assert (choice["finish_reason"], choice["error"]["code"]) == ("error", 502)
         costs = [g["cost_usd"] for g in (await bill(client))["generations"]]
         assert costs[0] > 0 == costs[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_in_mid_stream_has_any_code(tmp_path: Path, stream: bool) -> None:
+    async with serving(tmp_path, faults="error_mid_stream=429") as client:
+        text = await (await post(client, stream=stream)).text()
+        said = sse(text)[-1]["error"] if stream else json.loads(text)["choices"][0]["error"]
+        assert (said["code"], said["metadata"]["provider_name"]) == (429, "Alder")
+        assert (await bill(client))["total_usd"] == 0
 
 
 @uses("silent_stream")
