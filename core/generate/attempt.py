@@ -9,7 +9,6 @@ dispatcher's business."""
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ from core.generate.lanes import Lane
 from core.generate.ports import Ports
 from core.generate.queues import Item
 from core.generate.request import sampling_of
+from core.offload import Workers
 from core.providers import base
 from core.schema import Rollout, Sample, Timings
 
@@ -106,7 +106,7 @@ class Landing(msgspec.Struct, kw_only=True):
 class Attempts:
     """Carries attempts out. One per generator."""
 
-    def __init__(self, config: Config, ports: Ports, books: Books, judges: Executor) -> None:
+    def __init__(self, config: Config, ports: Ports, books: Books, judges: Workers) -> None:
         self._config = config
         self._ports = ports
         self.books = books
@@ -162,10 +162,8 @@ class Attempts:
         rollout = self._rollout(aloft, reply, bill, timings)
         sample: Sample | None = None
         if failure is None and not cut:
-            loop = asyncio.get_running_loop()
-            sample = await loop.run_in_executor(
-                self._judges, self._ports.judge, rollout, aloft.item.prepared.prompt
-            )
+            prompt = aloft.item.prepared.prompt
+            sample = await self._judges.run(self._ports.judge, rollout, prompt)
         return Landing(
             rollout=rollout, bill=bill, failure=failure, sample=sample, cut=cut, left=left
         )

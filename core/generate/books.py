@@ -8,12 +8,11 @@ and stays marked. Knows the budget, the spend file and the look-up of providers.
 import asyncio
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 import msgspec
 
 from core.budget import Budget
-from core.errors import DiskFull, ProviderError
+from core.errors import ProviderError
 from core.generate.lanes import Lane
 from core.generate.ports import CLOSING, Append, RolloutHead
 from core.generate.tally import Tally
@@ -57,8 +56,12 @@ class Books:
         self._spend = spend
         self._delays_s = lookup_delays_s
         self.tallies = {} if tallies is None else tallies
-        self.fault: BaseException | None = None
         self._lookups = asyncio.Semaphore(LOOKUPS_AT_ONCE)
+
+    @property
+    def fault(self) -> BaseException | None:
+        """What went wrong with a line that nobody waited for; a full disk has its own alarm."""
+        return self._spend.fault
 
     async def dispatch(self, prompt: Prompt, attempt: int, lane: Lane) -> None:
         """Written, not yet fsynced: a killed process keeps it, and a request must not wait for a
@@ -84,7 +87,7 @@ class Books:
     def known(self, prompt: Prompt, attempt: int, lane: Lane, flight: Flight) -> None:
         """The generation id, as soon as it is known. Not awaited: the reply must not wait for
         it."""
-        self._hand_over(
+        self._spend.post(
             SpendLine(
                 ts=time.time(),
                 kind="known",
@@ -120,17 +123,7 @@ class Books:
         """Hand over the line that closes a dispatch. Nobody waits for it: the reply's own line says
         the same."""
         if bill.line is not None:
-            self._hand_over(bill.line)
-
-    def _hand_over(self, line: SpendLine) -> None:
-        self._spend.submit(line).add_done_callback(self._handed_over)
-
-    def _handed_over(self, done: Future[None]) -> None:
-        """In the writer's thread. A full disk has its own alarm; anything else is remembered for
-        the end of the run."""
-        error = done.exception()
-        if error is not None and not isinstance(error, DiskFull):
-            self.fault = error
+            self._spend.post(bill.line)
 
     async def settle_open(
         self, line: SpendLine, provider: Provider | None, reply: RolloutHead | None

@@ -7,7 +7,6 @@ received where it is paid for anyway. Knows providers by their lanes and prompts
 
 import asyncio
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ import msgspec
 from core import events as ev
 from core.budget import Budget
 from core.config import Config
-from core.errors import ConfigError, DiskFull, ProviderError
+from core.errors import DiskFull, ProviderError
 from core.generate.account import READ_GAPS_S, Accounts
 from core.generate.attempt import Aloft, Attempts
 from core.generate.board import Board
@@ -27,8 +26,9 @@ from core.generate.pump import Pump
 from core.generate.queues import Queues
 from core.generate.request import sampling_of
 from core.limit import Limit
+from core.offload import Workers
 from core.providers import make_provider
-from core.providers.base import Provider
+from core.providers.base import Advice, Provider
 from core.providers.http import raise_fd_limit
 from core.schema import Prompt
 
@@ -59,7 +59,7 @@ class Generator:
         self._budget.earlier(recovered.spent_usd, recovered.cap_usd, recovered.uncertain_usd)
         self._books = Books(self._budget, ports.spend, lookup_delays_s, recovered.tallies)
         self._accounts = Accounts(config, self._books, self._log, account_gaps_s)
-        self._judges = ThreadPoolExecutor(JUDGES, thread_name_prefix="judge")
+        self._judges = Workers(JUDGES, "judge")
         self._attempts = Attempts(config, ports, self._books, self._judges)
         self._lanes: list[Lane] = []
         self._providers: dict[str, Provider] = {}
@@ -100,7 +100,7 @@ class Generator:
                 task.cancel()
             await asyncio.gather(*rest, return_exceptions=True)
             await asyncio.gather(*(p.close() for p in self._providers.values()))
-            self._judges.shutdown(wait=False, cancel_futures=True)
+            self._judges.close()
         self._ports.emit(self.stats())
         if not self._gate.is_open:
             self._ports.emit(self._halt_event(complete=True))
@@ -117,16 +117,17 @@ class Generator:
         backends += [line.backend for line in recovered.open]
         for backend in dict.fromkeys(backends):
             self._providers[backend] = make_provider(backend, self._config)
-        checks = [p.preflight(sampling) for p in self._providers.values()]
+        tokenizer = self._ports.renderer.tokenizer
+        checks = [p.preflight(sampling, tokenizer) for p in self._providers.values()]
         for lines in await asyncio.gather(*checks):
             for line in lines:
-                self._log("info", line)
+                self._log("warn" if isinstance(line, Advice) else "info", line)
         generate = self._config.generate
         for client in self._providers.values():
             for spec in client.lanes:
                 limit = Limit(self._pump.window, generate.breaker_error_rate)
                 self._lanes.append(Lane(client, spec, limit, generate.canary))
-        self._check_budget()
+        self._pump.check_budget(self._providers)
         await self._guarded(self._accounts.open(self._providers))
         for opened in recovered.open:
             self._budget.adopt((opened.prompt_id, opened.attempt), opened.reserve_usd)
@@ -154,18 +155,6 @@ class Generator:
                 f"{most} possible; raise `ulimit -n`",
             )
             self._pump.window = most
-
-    def _check_budget(self) -> None:
-        """One worst case must fit, or nothing can be asked at all."""
-        max_tokens = self._config.generate.max_tokens
-        for backend, provider in self._providers.items():
-            prices = [s.price for s in provider.lanes]
-            worst = min((p.worst_usd(1, max_tokens) for p in prices), default=0.0)
-            if not self._budget.could_ever_fit(worst) and not self._ports.recovered.finished:
-                raise ConfigError(
-                    f"run.budget_usd {self._budget.budget_usd:.4f} is below one worst-case request "
-                    f"on {backend} (${worst:.4f}); raise it or lower generate.max_tokens"
-                )
 
     def _result(self, seconds: float) -> GenerateResult:
         counts = {k: v for k, v in self._board.outcomes.items() if v}

@@ -1,7 +1,6 @@
 """What generate needs from outside and what it gives back. Holds no behaviour."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, Protocol
 
 import msgspec
@@ -18,9 +17,12 @@ CLOSING = frozenset({"billed", "looked_up", "uncertain", "free"})
 class Append(Protocol):
     """The part of store.Appender that generate uses."""
 
+    @property
+    def fault(self) -> Exception | None: ...
+
     async def append(self, record: Any, durable: bool = False) -> None: ...
 
-    def submit(self, record: Any, durable: bool = False) -> Future[None]: ...
+    def post(self, record: Any) -> None: ...
 
 
 class RolloutHead(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,11 +6,11 @@ allow; the dataset most behind goes first. Knows the gate only as a question."""
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
 from typing import Any
 
 from core.budget import Budget
 from core.config import Config
+from core.errors import ConfigError
 from core.generate.attempt import Attempts
 from core.generate.board import Board
 from core.generate.landing import Lander
@@ -18,6 +18,7 @@ from core.generate.lanes import Lane
 from core.generate.ports import Ports
 from core.generate.queues import Item, Queue, Queues
 from core.generate.request import Prepared, prepare
+from core.offload import Workers
 from core.providers.base import Provider
 from core.schema import Prompt
 
@@ -36,7 +37,7 @@ class Pump:
         attempts: Attempts,
         lander: Lander,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[Any]],
-        renders: Executor,
+        renders: Workers,
     ) -> None:
         self._config = config
         self._ports = ports
@@ -51,6 +52,41 @@ class Pump:
         self.window = config.generate.max_in_flight
         self.rendering = 0
         self._feed = asyncio.Event()
+
+    def check_budget(self, providers: dict[str, Provider]) -> None:
+        """One worst case must fit, or nothing can be asked at all; under `reserve = "all"`, those
+        of all prompts together. Raises ConfigError."""
+        budget = self._budget.budget_usd
+        remedy = "raise it or lower generate.max_tokens"
+        for backend in providers:
+            prices = [lane.spec.price for lane in self._lanes if lane.backend == backend]
+            max_tokens = self._config.generate.max_tokens
+            worst = min((p.worst_usd(1, max_tokens) for p in prices), default=0.0)
+            if not self._budget.could_ever_fit(worst) and not self._ports.recovered.finished:
+                raise ConfigError(
+                    f"run.budget_usd {budget:.4f} is below one worst-case request "
+                    f"on {backend} (${worst:.4f}); {remedy}"
+                )
+        if self._config.generate.reserve == "all":
+            worst_usd, count = self._worst_of_all(providers)
+            if not self._budget.could_ever_fit(worst_usd):
+                raise ConfigError(
+                    f"run.budget_usd {budget:.4f} is below the worst case of all {count} requests "
+                    f"(${worst_usd:.4f}); {remedy}"
+                )
+
+    def _worst_of_all(self, providers: dict[str, Provider]) -> tuple[float, int]:
+        """USD of every waiting prompt on its dearest lane, and how many are waiting."""
+        total, count = 0.0, 0
+        for queue in self._queues.queues:
+            sends_messages = providers[queue.backend].sends_messages
+            lanes = [lane for lane in self._lanes if lane.backend == queue.backend]
+            for prompt in queue.waiting:
+                item = Item(prompt)
+                item.prepared = prepare(prompt, self._ports.renderer, sends_messages)
+                total += max((self._worst(item, lane) for lane in lanes), default=0.0)
+                count += 1
+        return total, count
 
     def pump(self, now: float) -> None:
         while len(self._attempts.aloft) < self.window:
@@ -137,7 +173,6 @@ class Pump:
 
     async def render_ahead(self, providers: dict[str, Provider]) -> None:
         """Keep every dataset's next prompts rendered, in a thread, fairest first."""
-        loop = asyncio.get_running_loop()
         attempts = self._ports.recovered.attempts
         replies = self._ports.recovered.replies
         while True:
@@ -151,8 +186,8 @@ class Pump:
             self.rendering += 1
             try:
                 sends_messages = providers[queue.backend].sends_messages
-                done = await loop.run_in_executor(
-                    self._renders, _prepare_all, batch, self._ports.renderer, sends_messages
+                done = await self._renders.run(
+                    _prepare_all, batch, self._ports.renderer, sends_messages
                 )
                 for prompt, prepared in zip(batch, done, strict=True):
                     item = Item(

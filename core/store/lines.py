@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,6 +21,7 @@ import msgspec
 
 from core.errors import DiskFull, StoreError
 from core.halting import HaltError, private_runtime_dir, runtime_dir
+from core.offload import Replies
 from core.store.linefile import FULL_ERRNOS, LineFile, Reserve
 
 T = TypeVar("T")
@@ -101,7 +102,7 @@ def read_at(path: Path, offsets: Iterable[int], type: type[T]) -> Iterator[T]:
 class _Item(NamedTuple):
     record: Any
     durable: bool
-    done: Future[None]
+    settle: Callable[[StoreError | None], None]
 
 
 class Appender:
@@ -110,7 +111,8 @@ class Appender:
     A record whose append raised DiskFull stays the appender's: it is written as soon as there is
     space, at the latest by `close()`, which falls back to a spool file that the next Appender of
     this path takes in. So never append it again. `on_full` is called once, from the writer thread,
-    when the reserve had to be touched."""
+    when the reserve had to be touched. `fault`: what went wrong with a record that nobody waited
+    for, a full disk aside."""
 
     def __init__(
         self,
@@ -121,12 +123,14 @@ class Appender:
     ) -> None:
         self.path = path
         self.full = False
+        self.fault: StoreError | None = None
         self._file = LineFile(path, reserve)
         self._reserve = reserve
         self._on_full = on_full
         self._interval_s = fsync_interval_s
         self._condition = threading.Condition()
         self._queue: list[_Item] = []
+        self._replies: Replies | None = None
         self._held: list[bytes] = []
         self._unsynced: list[_Item] = []
         self._dirty = False
@@ -140,17 +144,28 @@ class Appender:
         """Return when the record's line is in the file (`durable`: and fsynced, at most
         `fsync_interval_s` later). Raises DiskFull (the record is kept, see above) or StoreError.
         Cancelling the wait does not undo it."""
-        await asyncio.wrap_future(self.submit(record, durable))
+        loop = asyncio.get_running_loop()
+        if self._replies is None or self._replies.loop is not loop:
+            self._replies = Replies(loop)
+        future: asyncio.Future[None] = loop.create_future()
+        self._put(_Item(record, durable, partial(self._replies.deliver, future, None)))
+        await future
 
-    def submit(self, record: Any, durable: bool = False) -> Future[None]:
+    def post(self, record: Any) -> None:
         """The same from any thread, without waiting. Order of calls is order of lines."""
-        item = _Item(record, durable, Future())
+        self._put(_Item(record, False, self._posted))
+
+    def _posted(self, error: StoreError | None) -> None:
+        if error is not None and not isinstance(error, DiskFull):
+            self.fault = error
+
+    def _put(self, item: _Item) -> None:
         with self._condition:
             if self._closing:
                 raise StoreError(f"{self.path}: append after close")
             self._queue.append(item)
-            self._condition.notify()
-        return item.done
+            if len(self._queue) == 1:  # else the writer has been woken already
+                self._condition.notify()
 
     def close(self) -> None:
         """Write, fsync and close. Raises DiskFull when records could neither be written nor
@@ -197,7 +212,7 @@ class Appender:
                 lines.append(encode_line(item.record))
                 items.append(item)
             except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as e:
-                _settle(item, StoreError(f"{self.path}: record cannot be encoded: {e}"))
+                item.settle(StoreError(f"{self.path}: record cannot be encoded: {e}"))
         written, fault = self._file.write(lines)
         self._held = lines[written:]
         self._dirty = self._dirty or written > 0
@@ -207,11 +222,11 @@ class Appender:
                 self._on_full()
         for index, item in enumerate(items):
             if held + index >= written:
-                _settle(item, self._refusal(fault))
+                item.settle(self._refusal(fault))
             elif item.durable:
                 self._unsynced.append(item)
             else:
-                _settle(item, None)
+                item.settle(None)
 
     def _refusal(self, fault: OSError | None) -> StoreError:
         if fault is None or fault.errno in FULL_ERRNOS:
@@ -229,7 +244,7 @@ class Appender:
         self._dirty, self._last_sync = False, time.monotonic()
         waiting, self._unsynced = self._unsynced, []
         for item in waiting:
-            _settle(item, error)
+            item.settle(error)
 
     def _spool_path(self, folder: Path) -> Path:
         digest = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:16]
@@ -265,12 +280,3 @@ class Appender:
             )
         self._file.sync()
         spool.unlink()
-
-
-def _settle(item: _Item, error: Exception | None) -> None:
-    if not item.done.set_running_or_notify_cancel():
-        return
-    if error is None:
-        item.done.set_result(None)
-    else:
-        item.done.set_exception(error)

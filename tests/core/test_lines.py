@@ -164,12 +164,13 @@ async def test_appends_from_many_tasks_are_whole_and_durable(
 
 async def test_lines_are_in_the_order_of_the_calls(tmp_path: Path) -> None:
     appender = Appender(tmp_path / "a.jsonl")
-    futures = [appender.submit(Row(str(i))) for i in range(500)]
-    await asyncio.gather(*map(asyncio.wrap_future, futures))
+    for i in range(500):
+        appender.post(Row(str(i)))
+    await appender.append(Row("500"))
     appender.close()
-    assert [r.key for r in rows(tmp_path / "a.jsonl")] == [str(i) for i in range(500)]
+    assert [r.key for r in rows(tmp_path / "a.jsonl")] == [str(i) for i in range(501)]
     with pytest.raises(StoreError, match="after close"):
-        appender.submit(Row("late"))
+        appender.post(Row("late"))
 
 
 async def test_a_record_that_cannot_be_encoded_fails_alone(tmp_path: Path) -> None:
@@ -307,7 +308,7 @@ def test_a_spool_in_a_folder_open_to_others_is_not_taken_in(
     appender = Appender(tmp_path / "a.jsonl")
     with monkeypatch.context() as patch:
         FullDisk(patch, room=0)
-        appender.submit(Row("paid"))
+        appender.post(Row("paid"))
         appender.close()
     (runtime_dir / "eyas").chmod(0o777)
     with pytest.raises(StoreError, match="not a private folder of this user"):

@@ -4,7 +4,6 @@ files in memory."""
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
@@ -209,18 +208,15 @@ class MemoryFile:
     def __init__(self) -> None:
         self.lines: list[Any] = []
         self.full_after: int | None = None
+        self.fault: Exception | None = None
 
     async def append(self, record: Any, durable: bool = False) -> None:
-        self.submit(record).result()
-
-    def submit(self, record: Any, durable: bool = False) -> Future[None]:
-        done: Future[None] = Future()
-        self.lines.append(record)
+        self.post(record)
         if self.full_after is not None and len(self.lines) > self.full_after:
-            done.set_exception(DiskFull("completions.jsonl: no space left"))
-        else:
-            done.set_result(None)
-        return done
+            raise DiskFull("completions.jsonl: no space left")
+
+    def post(self, record: Any) -> None:
+        self.lines.append(record)
 
 
 def accepts(rollout: Rollout, prompt: Prompt) -> Sample:
