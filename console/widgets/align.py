@@ -13,6 +13,8 @@ from typing import NamedTuple
 MAX_CELLS = 4_000_000
 """Left times right length for one call of the library: 2,000 x 2,000 ids without a common one take
 5 ms."""
+WINDOW, KEPT = 768, 576
+"""Ids a side of one window where there are no anchors, and how many of them are kept."""
 GRAM = 8
 """Ids in a row, found once on each side, that make an anchor."""
 
@@ -104,9 +106,35 @@ def _align(left: list[int], right: list[int], prefix: int, suffix: int, rows: Ro
     for at, to in cuts:
         if (at - a) * (to - b) <= MAX_CELLS:
             _edit(left[a:at], right[b:to], a, b, rows)
-        else:  # nothing in common for thousands of ids: side by side says as much as any alignment
-            rows.replaced(range(a, at), range(b, to))
+        else:
+            _walk(left[a:at], right[b:to], a, b, rows)
         a, b = at, to
+
+
+def _walk(left: list[int], right: list[int], a0: int, b0: int, rows: Rows) -> None:
+    """Thousands of ids without an anchor, as in long repeats: window by window, each aligned whole
+    and kept up to three quarters, because near its end it cannot know what follows.
+    """
+    from rapidfuzz.distance import Levenshtein
+
+    a = b = 0
+    while a < len(left) and b < len(right):
+        one, other = left[a : a + WINDOW], right[b : b + WINDOW]
+        if len(left) - a <= WINDOW and len(right) - b <= WINDOW:
+            _edit(one, other, a + a0, b + b0, rows)
+            return
+        kept: list[tuple[int, int, int]] = []  # equal stretches: left, right, length
+        for op in Levenshtein.opcodes(one, other):
+            room = max(0, KEPT - max(op.src_start, op.dest_start))
+            if op.tag == "equal" and (room or not kept):
+                kept.append((op.src_start, op.dest_start, min(op.src_end - op.src_start, room)))
+        done = other_done = 0
+        for i, j, length in kept or [(len(one), len(other), 0)]:
+            rows.replaced(range(a + a0 + done, a + a0 + i), range(b + b0 + other_done, b + b0 + j))
+            done, other_done = i + length, j + length
+            rows.equal(range(a + a0 + i, a + a0 + done), range(b + b0 + j, b + b0 + other_done))
+        a, b = a + done, b + other_done
+    rows.replaced(range(a + a0, len(left) + a0), range(b + b0, len(right) + b0))
 
 
 def _edit(left: list[int], right: list[int], a0: int, b0: int, rows: Rows) -> None:

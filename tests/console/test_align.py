@@ -26,12 +26,48 @@ def check(diff: Difference, left: list[int], right: list[int]) -> None:
     assert bool(starts) == (left != right)
 
 
+def edit_distance(left: list[int], right: list[int]) -> int:
+    """The textbook's table, row by row (Wagner and Fischer)."""
+    above = list(range(len(right) + 1))
+    for i, a in enumerate(left, 1):
+        row = [i]
+        for j, b in enumerate(right, 1):
+            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (a != b)))
+        above = row
+    return above[-1]
+
+
 @given(IDS, IDS)
 def test_short_lists_take_the_shortest_script(left: list[int], right: list[int]) -> None:
     diff = difference(left, right)
     check(diff, left, right)
-    edits = sum(r.sign != "=" for r in diff.rows)
-    assert edits == Levenshtein.distance(left, right)
+    assert sum(r.sign != "=" for r in diff.rows) == edit_distance(left, right)
+
+
+@given(IDS, IDS)
+def test_lists_walked_in_windows_are_still_whole(left: list[int], right: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(align, "GRAM", 99)  # no anchor: everything is walked
+        patch.setattr(align, "MAX_CELLS", 0)
+        patch.setattr(align, "WINDOW", 6)
+        patch.setattr(align, "KEPT", 4)
+        rows = difference(left, right).rows
+    assert [r.left for r in rows if r.left >= 0] == list(range(len(left)))
+    assert [r.right for r in rows if r.right >= 0] == list(range(len(right)))
+    assert all(left[r.left] == right[r.right] for r in rows if r.sign == "=")
+
+
+def test_long_repeats_have_no_anchor_and_are_aligned_all_the_same() -> None:
+    """A period of 40 over 8,000 ids, 60 of them changed: nothing else differs."""
+    left = [n % 40 for n in range(8_000)]
+    dice = random.Random(2)
+    changed = set(dice.sample(range(8_000), 60))
+    right = [99 if n in changed else i for n, i in enumerate(left)]
+    diff = difference(left, right)
+    check(diff, left, right)
+    assert sum(r.sign != "=" for r in diff.rows) == 60
+    shorter = difference([1, *[7] * 6_000, 2], [3, *[7] * 5_900, 4])
+    assert sum(r.sign == "=" for r in shorter.rows) == 5_900
 
 
 @given(IDS, IDS)
