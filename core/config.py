@@ -24,6 +24,8 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Usd = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Backend = Literal["openrouter", "sglang", "vllm", "openai"]
+Cutoffs = Usd | dict[Literal["p50", "p75", "p90", "p99"], Usd]
+"""A number (the median's) or one for each percentile; 0: none."""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,13 +109,30 @@ class OpenRouter(Section, frozen=True, kw_only=True):
     only: list[str] = []
     ignore: list[str] = []
     order: list[str] = []
-    quantizations: list[str] = []
+    quantizations: list[
+        Literal[
+            "int4", "int8", "fp4", "mxfp4", "nvfp4", "fp6", "fp8", "mxfp8", "fp16", "bf16", "fp32",
+            "unknown",
+        ]
+    ] = []  # fmt: skip
     sort: Literal["", "price", "throughput", "latency", "exacto"] = ""
+    preferred_min_throughput: Cutoffs = 0.0
+    """Tokens per second. Slower providers come after all others, and are not left out."""
+    preferred_max_latency: Cutoffs = 0.0
+    """Seconds to the first token; likewise."""
     require_parameters: bool = True
     allow_fallbacks: bool = False
     max_price_prompt: Usd = 0.0
     """USD per million prompt tokens, hard; 0: no limit."""
     max_price_completion: Usd = 0.0
+    max_price_request: Usd = 0.0
+    """USD per request; likewise hard."""
+    max_price_image: Usd = 0.0
+    """USD per image; eyas sends none, a provider that charges more is left out all the same."""
+    reasoning_effort: Literal["", "minimal", "low", "medium", "high", "xhigh", "max"] = ""
+    """How long prompts with thinking may think; empty: the model's own measure."""
+    reasoning_max_tokens: Count = 0
+    """The same as a number of tokens; 0: no limit but max_tokens."""
     data_collection: Literal["allow", "deny"] = "deny"
     zdr: bool = False
     enforce_distillable_text: bool = True
@@ -122,12 +141,17 @@ class OpenRouter(Section, frozen=True, kw_only=True):
     cancellable: list[str] = []
     """Further providers, by slug, whose bill stops when a stream is closed (known ones are built
     in)."""
+    app_url: str = ""
+    """Sent as HTTP-Referer: the page under which OpenRouter lists what this key was used for."""
 
 
 class SGLang(Section, frozen=True, kw_only=True):
     urls: list[str] = []
     """Server base URLs; empty with target.kind = "embedded"."""
     api_key_env: str = ""
+    model: str = ""
+    """What the servers must serve (served name, model path or its last part); empty: shown, not
+    checked. Their tokenizer is compared with the run's own in any case."""
     endpoint: Literal["generate", "chat"] = "generate"
     """`generate` sends our own prompt ids (exact by construction); `chat` asks for
     return_token_ids."""
@@ -142,6 +166,8 @@ class OpenAI(Section, frozen=True, kw_only=True):
     price_prompt: Usd = 0.0
     """USD per million tokens, for servers that bill."""
     price_completion: Usd = 0.0
+    free: bool = False
+    """Says that a server on a public host bills nothing, so that prices of 0 are meant."""
 
 
 class Generate(Section, frozen=True, kw_only=True):
@@ -377,5 +403,11 @@ def _check(config: Config, where: str) -> None:
                 f"{where}: dataset {d.name!r} is embedded but target.kind is not; "
                 'use kind = "messages"'
             )
+    router = config.generate.openrouter
+    if router.reasoning_effort and router.reasoning_max_tokens:
+        raise ConfigError(
+            f"{where}: openrouter.reasoning_effort and openrouter.reasoning_max_tokens exclude "
+            "each other; keep one"
+        )
     if config.target.kind == "hf" and not (config.target.path and config.target.tokenizer):
         raise ConfigError(f'{where}: target.kind = "hf" needs target.path and target.tokenizer')

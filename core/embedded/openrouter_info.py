@@ -116,7 +116,7 @@ class InfoApi:
             "uptime_last_5m": 100.0,
             "uptime_last_30m": 100.0,
             "uptime_last_1d": 100.0,
-            "latency_last_30m": {"p50": provider.latency_s, "p99": provider.latency_s},
+            "latency_last_30m": dict.fromkeys(("p50", "p99"), provider.latency_s * 1000),
             "throughput_last_30m": None,
             "supports_implicit_caching": False,
         }

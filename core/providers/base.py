@@ -20,6 +20,7 @@ import msgspec
 
 from core.errors import ProviderError
 from core.providers.price import Price
+from core.render.tokenizer import TokenizerLike
 from core.schema import Prompt, Sampling, Usage
 
 Paid = Literal["no", "insured", "maybe"]
@@ -173,6 +174,12 @@ C30). Truncation, structure and semantics are data, not accidents: they are neve
 blindly."""
 
 
+class Advice(str):
+    """A line of a pre-flight that somebody should act on."""
+
+    __slots__ = ()
+
+
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`prompt_ids` is our rendering; `provider` the one that is pinned, None: the backend's
     choice."""
@@ -300,9 +307,12 @@ class Provider(Protocol):
     tells_bills: bool
     """A look-up may find the bill of a generation; otherwise nobody waits for one."""
 
-    async def preflight(self, sampling: Sampling) -> list[str]:
+    async def preflight(
+        self, sampling: Sampling, tokenizer: TokenizerLike | None = None
+    ) -> list[str]:
         """Check the server against the config before the first paid request; fill `lanes`; lines
-        for the log."""
+        for the log, of which those to act on are Advice. `tokenizer`: the run's own, for servers
+        that show theirs."""
 
     async def complete(self, request: CompletionRequest, flight: Flight) -> Reply: ...
 

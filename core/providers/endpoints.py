@@ -24,6 +24,8 @@ CANCELLABLE = frozenset(
     }
 )  # fmt: skip
 NEEDED = ("max_tokens", "temperature", "top_p", "reasoning")
+SLOW_RANK = 1e6
+"""Added to the rank of a provider that misses a preferred speed: above any price or latency."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,14 +41,13 @@ def base_slug(tag: str) -> str:
 def choose_endpoints(
     endpoints: list[Any], options: OpenRouter, sampling: Sampling
 ) -> list[Endpoint]:
-    """Fit endpoints, most preferred first. Raises ProviderError naming why each of the others is
-    out."""
+    """Fit endpoints, most preferred first. Raises ProviderError naming a provider that is not
+    there, or why each of the endpoints is out."""
     chosen: list[Endpoint] = []
     reasons: list[str] = []
-    for row in endpoints:
-        if not isinstance(row, dict):
-            continue
-        tag = str(row.get("tag") or row.get("provider_name") or "")
+    rows = [(_tag(row), row) for row in endpoints if isinstance(row, dict)]
+    _refuse_unknown([tag for tag, _ in rows], options)
+    for tag, row in rows:
         if reason := _unfit(row, tag, options, sampling):
             reasons.append(f"{tag}: {reason}")
         else:
@@ -61,6 +62,23 @@ def choose_endpoints(
     return sorted(chosen, key=lambda e: (e.spec.rank, e.spec.name))
 
 
+def _tag(row: dict[str, Any]) -> str:
+    return str(row.get("tag") or row.get("provider_name") or "")
+
+
+def _refuse_unknown(tags: list[str], options: OpenRouter) -> None:
+    """A misspelt provider would quietly leave the others to do its work. `ignore` may name some
+    that do not serve this model."""
+    for field in ("only", "order"):
+        for name in getattr(options, field):
+            if tags and not any(_named(tag, [name]) for tag in tags):
+                raise ProviderError(
+                    f"openrouter: {field} names {name!r}, which has no endpoint of "
+                    f"{options.model}; it has {', '.join(sorted(tags)[:12])}",
+                    "unknown_provider",
+                )
+
+
 def _named(tag: str, names: list[str]) -> bool:
     low = {n.lower() for n in names}
     return tag.lower() in low or base_slug(tag) in low
@@ -68,19 +86,35 @@ def _named(tag: str, names: list[str]) -> bool:
 
 def _price(row: dict[str, Any]) -> Price | None:
     """Prices come as decimal strings in USD per token."""
-    said = row.get("pricing")
-    if not isinstance(said, dict):
-        return None
-    values = []
-    for name in ("prompt", "completion", "request"):
-        try:
-            values.append(money(float(said.get(name) or 0)))
-        except (TypeError, ValueError):
-            return None
-    prompt, completion, request = values
+    prompt, completion, request = (_listed(row, n) for n in ("prompt", "completion", "request"))
     if prompt is None or completion is None or request is None:
         return None
     return Price(prompt=prompt, completion=completion, request=request)
+
+
+def _listed(row: dict[str, Any], name: str) -> float | None:
+    """One entry of the price list, 0 where it has none; None: not to be read."""
+    said = row.get("pricing")
+    try:
+        return money(float(said.get(name) or 0)) if isinstance(said, dict) else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _slow(row: dict[str, Any], options: OpenRouter) -> bool:
+    """Whether the last half hour misses a preferred speed; what is not measured misses none."""
+    for wanted, measured, sign in (
+        (options.preferred_min_throughput, row.get("throughput_last_30m"), -1),
+        (options.preferred_max_latency, row.get("latency_last_30m"), 1),
+    ):
+        cutoffs = wanted if isinstance(wanted, dict) else {"p50": wanted}
+        for percentile, cutoff in cutoffs.items():
+            value = _statistic(measured, percentile)
+            if sign > 0:
+                value /= 1000  # listed in milliseconds, preferred in seconds
+            if cutoff and value and sign * (value - cutoff) > 0:
+                return True
+    return False
 
 
 def _unfit(row: dict[str, Any], tag: str, options: OpenRouter, sampling: Sampling) -> str:
@@ -100,15 +134,18 @@ def _unfit(row: dict[str, Any], tag: str, options: OpenRouter, sampling: Samplin
     price = _price(row)
     if price is None:
         return "no readable price"
-    for name, per_token, most in (
-        ("prompt", price.prompt, options.max_price_prompt),
-        ("completion", price.completion, options.max_price_completion),
+    for name, asked, most in (
+        ("prompt", price.prompt * 1e6, options.max_price_prompt),
+        ("completion", price.completion * 1e6, options.max_price_completion),
+        ("request", price.request, options.max_price_request),
+        ("image", _listed(row, "image") or 0.0, options.max_price_image),
     ):
-        if most and per_token * 1e6 > most + 1e-9:
-            return f"{name} price ${per_token * 1e6:.3f} above max_price ${most:.3f}"
-    longest = count(row.get("max_completion_tokens"))
-    if longest is not None and longest < sampling.max_tokens:
-        return f"max_tokens {sampling.max_tokens} above its {longest}"
+        if most and asked > most + 1e-9:
+            return f"{name} price ${asked:.3f} above max_price ${most:.3f}"
+    for bound in ("max_completion_tokens", "context_length"):
+        longest = count(row.get(bound))
+        if longest is not None and longest < sampling.max_tokens:
+            return f"max_tokens {sampling.max_tokens} above its {longest}"
     supported = row.get("supported_parameters")
     if options.require_parameters and isinstance(supported, list):
         missing = [name for name in NEEDED if name not in supported]
@@ -130,6 +167,7 @@ def _endpoint(row: dict[str, Any], tag: str, options: OpenRouter) -> Endpoint:
         rank = -_statistic(row.get("throughput_last_30m"))
     elif options.sort == "latency":
         rank = _statistic(row.get("latency_last_30m"))
+    rank += SLOW_RANK * _slow(row, options)
     supported = row.get("supported_parameters")
     return Endpoint(
         spec=LaneSpec(
@@ -145,8 +183,10 @@ def _endpoint(row: dict[str, Any], tag: str, options: OpenRouter) -> Endpoint:
     )
 
 
-def _statistic(value: Any) -> float:
-    """A number, or the median of an object of percentiles; 0 when unsaid."""
+def _statistic(value: Any, percentile: str = "p50") -> float:
+    """One of an object of percentiles, or a plain number as the median; 0 when unsaid."""
     if isinstance(value, dict):
-        value = value.get("p50")
+        value = value.get(percentile)
+    elif percentile != "p50":
+        value = None
     return money(value) or 0.0

@@ -6,18 +6,21 @@ nothing). `skip_special_tokens: false` goes with `spaces_between_special_tokens:
 vLLM's detokenizer inserts spaces unless both are sent (vLLM #33457). Prices come from the config:
 such servers never say a cost."""
 
+import ipaddress
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
-from core.config import Config
+from core.config import Config, OpenAI
 from core.errors import ConfigError, ProviderError
 from core.providers import base
 from core.providers.chat import asked, outgoing_messages, reply_of
 from core.providers.classify import error_message
 from core.providers.http import HttpClient
 from core.providers.price import Price
-from core.providers.sglang import load_of, server_headers
+from core.providers.sglang import load_of, same_tokenizer, server_headers
+from core.render.tokenizer import TokenizerLike
 from core.schema import Sampling
 
 EXACT = {
@@ -25,6 +28,20 @@ EXACT = {
     "skip_special_tokens": False,
     "spaces_between_special_tokens": False,
 }
+
+
+def _priced(options: OpenAI) -> bool:
+    return options.price_prompt > 0 or options.price_completion > 0
+
+
+def _public(base_url: str) -> bool:
+    """Whether somebody else may be running this server: neither a private address nor a name that
+    only a local network knows."""
+    host = urlsplit(base_url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_global
+    except ValueError:
+        return "." in host and not host.endswith((".local", ".internal", ".lan", ".localhost"))
 
 
 class OpenAICompatible:
@@ -37,6 +54,11 @@ class OpenAICompatible:
         options = config.generate.openai
         if not options.base_url or not options.model:
             raise ConfigError("openai.base_url and openai.model are needed for this backend")
+        if not options.free and _public(options.base_url) and not _priced(options):
+            raise ConfigError(
+                f"{options.base_url}: openai.price_prompt and openai.price_completion are 0, so "
+                "the budget could not hold; set them, or openai.free = true if it bills nothing"
+            )
         self.name = name
         self._model = options.model
         self._price = Price(
@@ -52,10 +74,18 @@ class OpenAICompatible:
         self._metrics = True
         self.tells_bills = self._price.free
 
-    async def preflight(self, sampling: Sampling) -> list[str]:
+    async def preflight(
+        self, sampling: Sampling, tokenizer: TokenizerLike | None = None
+    ) -> list[str]:
         status, body = await self._http.get("/models")
         if status in (401, 403):
             raise ProviderError(f"{self.name}: the key is refused (HTTP {status})", "key_refused")
+        if status == 200 and not isinstance(body, dict):
+            raise ProviderError(
+                f"{self.name}: {self._http.base_url}/models answers no JSON; "
+                "check openai.base_url (it ends in /v1 as a rule)",
+                "not_openai",
+            )
         rows = body.get("data") if isinstance(body, dict) else None
         models = [m for m in rows or [] if isinstance(m, dict)]
         found = next((m for m in models if m.get("id") == self._model), None)
@@ -74,6 +104,10 @@ class OpenAICompatible:
                 "max_tokens",
             )
         note = await self._probe() if self._price.free else "billed: token ids not probed"
+        if tokenizer is not None and self._price.free:
+            who, path = f"{self.name}: {self._lane}", "/../tokenize"
+            said = await same_tokenizer(who, self._http, path, tokenizer, self._model)
+            note += f", {said}"
         self.lanes = [
             base.LaneSpec(
                 name=self._lane, price=self._price, cancel_stops_bill=self._price.free, note=note
@@ -103,7 +137,11 @@ class OpenAICompatible:
                 return "returns token ids"
             return "returns no token ids: samples can only be consistent"
         if status in (400, 422):
-            return f"refuses token-id fields ({error_message(body, f'HTTP {status}')})"
+            plain = {k: v for k, v in asked_for.items() if k not in EXACT}
+            again, _ = await self._http.post("/chat/completions", plain)
+            if again == 200:
+                words = error_message(body, f"HTTP {status}")
+                return f"refuses token-id fields ({words}): samples can only be consistent"
         raise ProviderError(
             f"{self.name}: the probe request failed: {error_message(body, f'HTTP {status}')}",
             "probe_failed",

@@ -5,6 +5,7 @@ one line, before the first paid request; a request names exactly one provider, s
 verdicts and semantics are that provider's (Auto Exacto re-orders providers whenever `tools` is
 sent). Facts: openrouter.ai/docs, read 2026-11."""
 
+import math
 import os
 from typing import Any
 
@@ -14,7 +15,8 @@ from core.providers import base
 from core.providers.chat import asked, count, outgoing_messages, reply_of
 from core.providers.endpoints import choose_endpoints
 from core.providers.http import HttpClient
-from core.providers.price import money
+from core.providers.price import finite, money
+from core.render.tokenizer import TokenizerLike
 from core.schema import Sampling
 
 EMBEDDED_KEY = "embedded"
@@ -40,6 +42,7 @@ class OpenRouter:
         generate = config.generate
         self._options = generate.openrouter
         self._session = config.run.name or f"eyas-{config.run.seed}"
+        self._budget_usd = config.run.budget_usd
         self.streams = self._options.stream
         self.lanes: list[base.LaneSpec] = []
         self._specs: dict[str, base.LaneSpec] = {}
@@ -49,10 +52,15 @@ class OpenRouter:
             "X-OpenRouter-Metadata": "enabled",
             "X-Title": "eyas",
         }
+        if self._options.app_url:
+            headers["HTTP-Referer"] = self._options.app_url
         self._http = HttpClient(self._options.base_url, headers, generate.connect_timeout_s)
 
-    async def preflight(self, sampling: Sampling) -> list[str]:
-        lines = [*await self._check_key(), *await self._check_credits()]
+    async def preflight(
+        self, sampling: Sampling, tokenizer: TokenizerLike | None = None
+    ) -> list[str]:
+        left = {"on this key": await self._key_left(), "of credits": await self._credits_left()}
+        lines = [f"openrouter: ${usd:.2f} left {what}" for what, usd in left.items() if usd]
         model = self._options.model
         status, body = await self._http.get(f"/models/{model}/endpoints")
         if status == 404:
@@ -62,9 +70,7 @@ class OpenRouter:
         data = body.get("data") if isinstance(body, dict) else None
         endpoints = data.get("endpoints") if isinstance(data, dict) else None
         if status != 200 or not isinstance(endpoints, list):
-            raise ProviderError(
-                f"openrouter: endpoints of {model} answered HTTP {status}; retry later"
-            )
+            raise self._strange(status, f"the endpoints of {model}")
         chosen = choose_endpoints(endpoints, self._options, sampling)
         self.lanes = [c.spec for c in chosen]
         self._specs = {c.spec.name: c.spec for c in chosen}
@@ -75,9 +81,37 @@ class OpenRouter:
                 f"openrouter: {spec.name} at ${price.prompt * 1e6:.3f} in, "
                 f"${price.completion * 1e6:.3f} out per million tokens{note}"
             )
-        return lines
+        worst = min(spec.price.worst_usd(1, sampling.max_tokens) for spec in self.lanes)
+        return [*lines, *self._afford([usd for usd in left.values() if usd is not None], worst)]
 
-    async def _check_key(self) -> list[str]:
+    def _strange(self, status: int, what: str) -> ProviderError:
+        if status >= 500 or status == 429:
+            return ProviderError(f"openrouter: {what}: HTTP {status}; retry later", "unavailable")
+        return ProviderError(
+            f"openrouter: {self._http.base_url} answers HTTP {status} without {what}; "
+            "check openrouter.base_url",
+            "not_openrouter",
+        )
+
+    def _afford(self, left_usd: list[float], worst_usd: float) -> list[str]:
+        """OpenRouter checks `max_tokens` x price against the balance before it serves (402)."""
+        least = min(left_usd, default=math.inf)
+        if least < worst_usd:
+            raise ProviderError(
+                f"openrouter: ${least:.4f} left does not cover one worst-case request "
+                f"(${worst_usd:.4f}); add credits or lower generate.max_tokens",
+                "payment_required",
+            )
+        if least < self._budget_usd:
+            return [
+                base.Advice(
+                    f"openrouter: ${least:.2f} left is less than run.budget_usd "
+                    f"${self._budget_usd:.2f}; add credits, or the run stops at them"
+                )
+            ]
+        return []
+
+    async def _key_left(self) -> float | None:
         status, body = await self._http.get("/key")
         if status in (401, 403):
             raise ProviderError(
@@ -85,22 +119,20 @@ class OpenRouter:
                 "set a valid one",
                 "key_refused",
             )
+        if status == 200 and not isinstance(body, dict):
+            raise self._strange(status, "JSON")
         data = body.get("data") if isinstance(body, dict) else None
-        left = money(data.get("limit_remaining")) if isinstance(data, dict) else None
-        return [] if left is None else [f"openrouter: ${left:.2f} left on this key"]
+        left = finite(data.get("limit_remaining")) if isinstance(data, dict) else None
+        return None if left is None else max(0.0, left)
 
-    async def _check_credits(self) -> list[str]:
+    async def _credits_left(self) -> float | None:
         """Only a management key may read credits; any other answer is no news."""
         status, body = await self._http.get("/credits")
         data = body.get("data") if isinstance(body, dict) and status == 200 else None
         if not isinstance(data, dict):
-            return []
+            return None
         total, used = money(data.get("total_credits")), money(data.get("total_usage"))
-        if total is None or used is None:
-            return []
-        if total - used <= 0:
-            raise ProviderError("openrouter: no credits left; add some", "payment_required")
-        return [f"openrouter: ${total - used:.2f} of credits left"]
+        return None if total is None or used is None else max(0.0, total - used)
 
     def body(self, request: base.CompletionRequest) -> dict[str, Any]:
         """The request as it is sent and recorded. Nothing in it is secret."""
@@ -114,13 +146,21 @@ class OpenRouter:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "stream": options.stream,
-            "reasoning": {"enabled": prompt.thinking},
+            "reasoning": self._reasoning(prompt.thinking),
             "provider": self._routing(request.provider),
             "session_id": f"{self._session}-{request.session}"[:256],
         }
         if sampling.seed is not None and (not supported or "seed" in supported):
             body["seed"] = sampling.seed
         return body
+
+    def _reasoning(self, thinking: bool) -> dict[str, Any]:
+        options = self._options
+        if thinking and options.reasoning_effort:
+            return {"enabled": True, "effort": options.reasoning_effort}
+        if thinking and options.reasoning_max_tokens:
+            return {"enabled": True, "max_tokens": options.reasoning_max_tokens}
+        return {"enabled": thinking}
 
     def _routing(self, provider: str | None) -> dict[str, Any]:
         options = self._options
@@ -137,13 +177,15 @@ class OpenRouter:
                     routing[name] = list(chosen)
             if options.sort:
                 routing["sort"] = options.sort
-        if options.quantizations:
-            routing["quantizations"] = list(options.quantizations)
+        for name in ("quantizations", "preferred_min_throughput", "preferred_max_latency"):
+            if chosen := getattr(options, name):
+                routing[name] = chosen
         if options.zdr:
             routing["zdr"] = True
         if options.enforce_distillable_text:
             routing["enforce_distillable_text"] = True
-        limits = {"prompt": options.max_price_prompt, "completion": options.max_price_completion}
+        keys = ("prompt", "completion", "request", "image")
+        limits = {key: getattr(options, f"max_price_{key}") for key in keys}
         if limits := {k: v for k, v in limits.items() if v > 0}:
             routing["max_price"] = limits
         return routing

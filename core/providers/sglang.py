@@ -19,12 +19,16 @@ from core.providers import base
 from core.providers.chat import asked, body_of, count, outgoing_messages, reply_of
 from core.providers.classify import error_message
 from core.providers.http import HttpClient
-from core.providers.price import Price
+from core.providers.price import Price, finite
+from core.render.tokenizer import TokenizerLike
 from core.schema import Sampling, Usage
 
 METRIC = re.compile(r"^(?:sglang|vllm):(\w+?)(?:\{[^}]*\})?\s+([0-9.eE+-]+)$", re.MULTILINE)
 RUNNING = ("num_running_reqs", "num_requests_running")
 WAITING = ("num_queue_reqs", "num_requests_waiting")
+SHOWN = ("version", "model_path", "tool_call_parser", "reasoning_parser", "speculative_algorithm")
+TOKENIZED = "Count 12345 naïve 世界 🙂\n\tdef f(x):  return x['a'] # don't\r\n"
+"""Letters, digits, accents, Han, emoji, code and line ends: two tokenizers rarely agree on all."""
 
 
 def server_headers(api_key_env: str) -> dict[str, str]:
@@ -51,6 +55,49 @@ def load_of(metrics: str) -> base.Load | None:
     )
 
 
+async def same_tokenizer(
+    who: str, server: HttpClient, path: str, tokenizer: TokenizerLike, model: str = "default"
+) -> str:
+    """A word on the server's tokenizer. Raises ProviderError when it is not the run's own: its ids
+    would mean other words here."""
+    sent = {"model": model, "prompt": TOKENIZED, "add_special_tokens": False}
+    status, body = await server.post(path, sent)
+    theirs = body.get("tokens") if isinstance(body, dict) and status == 200 else None
+    if not isinstance(theirs, list):
+        return "tokenizer not checked"
+    ours = tokenizer.encode_ordinary(TOKENIZED)
+    if theirs == ours:
+        return "tokenizer as ours"
+    at = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), len(ours))
+    raise ProviderError(
+        f"{who} has another tokenizer than target.tokenizer (id {at} of a test text: "
+        f"{theirs[at : at + 1]}, ours {ours[at : at + 1]}); serve the target or name its own",
+        "other_tokenizer",
+    )
+
+
+def advice_on(info: dict[str, Any], endpoint: str) -> list[str]:
+    """Flags of a server that work, and cost speed or truth."""
+    found = []
+    if info.get("disable_radix_cache"):
+        found.append(
+            "has no prefix cache: shared tools and system messages are computed for every prompt; "
+            "restart it without --disable-radix-cache"
+        )
+    names = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
+    thresholds = [finite(info.get(name)) for name in names]
+    if info.get("speculative_algorithm") and any(t is not None and t < 1 for t in thresholds):
+        found.append(
+            "accepts drafted tokens that the target did not sample; restart it with "
+            "--speculative-accept-threshold-single 1 --speculative-accept-threshold-acc 1"
+        )
+    missing = [n for n in ("tool_call_parser", "reasoning_parser") if n in info and not info[n]]
+    if endpoint == "chat" and missing:
+        flags = " and ".join("--" + n.replace("_", "-") for n in missing)
+        found.append(f"has no {flags}: chat returns markers as text; ids stay exact")
+    return found
+
+
 class SGLang:
     """The `sglang` backend. One lane per server; a router counts as one."""
 
@@ -64,6 +111,7 @@ class SGLang:
         if not options.urls:
             raise ConfigError("sglang.urls is empty; name the server, e.g. http://127.0.0.1:30000")
         self._endpoint = options.endpoint
+        self._model = options.model
         headers = server_headers(options.api_key_env)
         self._servers: dict[str, HttpClient] = {}
         for url in options.urls:
@@ -72,28 +120,86 @@ class SGLang:
         self.lanes: list[base.LaneSpec] = []
         self._metrics = dict.fromkeys(self._servers, True)
 
-    async def preflight(self, sampling: Sampling) -> list[str]:
+    async def preflight(
+        self, sampling: Sampling, tokenizer: TokenizerLike | None = None
+    ) -> list[str]:
         lines: list[str] = []
         self.lanes = []
+        paths: set[str] = set()
         for name, server in self._servers.items():
-            status, info = await server.get("/server_info")
-            if status == 404:
-                status, info = await server.get("/get_server_info")
-            if status in (401, 403):
-                raise ProviderError(
-                    f"sglang: {name} refuses the key (HTTP {status})", "key_refused"
-                )
-            if status != 200 or not isinstance(info, dict):
-                raise ProviderError(
-                    f"sglang: {name}/server_info answered HTTP {status}; is this an SGLang server?",
-                    "not_sglang",
-                )
-            lines.append(f"sglang: {name} {self._check(name, info, sampling)}".rstrip())
+            info = await self._facts(name, server)
+            self._check(name, info, sampling)
+            notes = [f"{k}={info[k]}"[:120] for k in SHOWN if info.get(k)]
+            if tokenizer is not None and not info.get("skip_tokenizer_init"):
+                words = await same_tokenizer(f"sglang: {name}", server, "/tokenize", tokenizer)
+                notes.append(words)
+            lines.append(" ".join([f"sglang: {name}", *notes]))
+            lines += [base.Advice(f"sglang: {name} {a}") for a in advice_on(info, self._endpoint)]
+            if self._endpoint == "chat":
+                lines += await self._probe(name, server)
+            paths.add(str(info.get("model_path")))
             self.lanes.append(base.LaneSpec(name=name, cancel_stops_bill=True))
+        if len(paths) > 1:
+            lines.append(base.Advice(f"sglang: the servers serve {len(paths)} different models"))
         return lines
 
-    def _check(self, name: str, info: dict[str, Any], sampling: Sampling) -> str:
-        """Flags that change ids or make requests impossible; the rest is shown."""
+    async def _facts(self, name: str, server: HttpClient) -> dict[str, Any]:
+        """The server's arguments; a router passes on those of a worker."""
+        status, info = await server.get("/server_info")
+        if status in (401, 403):
+            raise ProviderError(f"sglang: {name} refuses the key (HTTP {status})", "key_refused")
+        if status != 200:
+            status, info = await server.get("/get_server_info")
+        if status == 200 and isinstance(info, dict):
+            return info
+        other, version = await server.get("/version")
+        vllm = other == 200 and isinstance(version, dict) and "version" in version
+        hint = 'it answers like vLLM, set backend = "vllm"' if vllm else "is this an SGLang server?"
+        raise ProviderError(
+            f"sglang: {name}/server_info answered HTTP {status} without facts; {hint}", "not_sglang"
+        )
+
+    async def _probe(self, name: str, server: HttpClient) -> list[str]:
+        """One token, free: whether this version's chat returns ids."""
+        asked_for = {
+            "model": "default",
+            "messages": [{"role": "user", "content": "1"}],
+            "max_tokens": 1,
+            "return_token_ids": True,
+        }
+        status, body = await server.post("/v1/chat/completions", asked_for)
+        choices = body.get("choices") if isinstance(body, dict) else None
+        first = choices[0] if isinstance(choices, list) and choices else None
+        if status != 200 or not isinstance(first, dict):
+            raise ProviderError(
+                f"sglang: {name} cannot chat ({error_message(body, f'HTTP {status}')}); "
+                'set sglang.endpoint = "generate"',
+                "probe_failed",
+            )
+        if first.get("response_token_ids"):
+            return []
+        return [
+            base.Advice(
+                f"sglang: {name} returns no token ids in chat: samples can only be consistent; "
+                'set sglang.endpoint = "generate"'
+            )
+        ]
+
+    def _check(self, name: str, info: dict[str, Any], sampling: Sampling) -> None:
+        """What makes requests impossible or answers another model's is refused."""
+        served = {str(info[k]) for k in ("served_model_name", "model_path") if info.get(k)}
+        served |= {path.rstrip("/").rsplit("/", 1)[-1] for path in served}
+        if self._model and served and self._model not in served:
+            raise ProviderError(
+                f"sglang: {name} serves {info.get('model_path')}, sglang.model is "
+                f"{self._model}; start the server with it, or mend the config",
+                "unknown_model",
+            )
+        if info.get("is_embedding"):
+            raise ProviderError(
+                f"sglang: {name} serves embeddings; restart it without --is-embedding",
+                "server_flags",
+            )
         longest = count(info.get("context_length")) or count(info.get("max_req_input_len"))
         if longest is not None and longest < sampling.max_tokens:
             raise ProviderError(
@@ -107,13 +213,6 @@ class SGLang:
                 'set sglang.endpoint = "generate"',
                 "server_flags",
             )
-        shown = ("version", "model_path", "tool_call_parser", "reasoning_parser")
-        notes = [f"{k}={info[k]}" for k in shown if info.get(k)]
-        if info.get("speculative_algorithm"):
-            notes.append(f"speculation={info['speculative_algorithm']}")
-        if info.get("disable_radix_cache"):
-            notes.append("no prefix cache")
-        return " ".join(notes)[:200]
 
     def body(self, request: base.CompletionRequest) -> dict[str, Any]:
         sampling, prompt = request.sampling, request.prompt

@@ -52,6 +52,21 @@ def names(**options: Any) -> list[str]:
         ({"ignore": ["groq"], "sort": "price"}, ["novita/int4", "fireworks"]),
         ({"max_price_prompt": 0.55}, ["novita/int4"]),
         ({"max_price_completion": 2.5}, ["novita/int4"]),
+        # preferred speeds order, they leave nobody out: tokens/s, and seconds against milliseconds
+        ({"sort": "price", "preferred_min_throughput": 50.0}, ["fireworks", "groq", "novita/int4"]),
+        (
+            {"sort": "price", "preferred_max_latency": {"p50": 0.2}},
+            ["groq", "novita/int4", "fireworks"],
+        ),
+        (
+            {"order": ["novita", "groq", "fireworks"], "preferred_max_latency": 0.3},
+            ["groq", "fireworks", "novita/int4"],
+        ),
+        # only the median is listed: a cutoff of the p90 is missed by nobody
+        (
+            {"sort": "price", "preferred_min_throughput": {"p90": 500.0}},
+            ["novita/int4", "fireworks", "groq"],
+        ),
     ],
 )
 def test_filters_and_ranks(options: dict[str, Any], expected: list[str]) -> None:
@@ -69,9 +84,44 @@ def test_prices_and_what_cancelling_does() -> None:
     assert all(e.spec.cancel_stops_bill for e in told)
 
 
+@pytest.mark.parametrize(
+    ("options", "pricing", "words"),
+    [
+        ({"max_price_request": 0.001}, {"request": "0.01"}, "request price $0.010 above"),
+        ({"max_price_image": 0.001}, {"image": "0.01"}, "image price $0.010 above"),
+        ({}, {"request": "-1"}, "no readable price"),
+    ],
+)
+def test_every_price_is_bounded(
+    options: dict[str, Any], pricing: dict[str, str], words: str
+) -> None:
+    priced = row("a")
+    priced["pricing"] |= pricing
+    with pytest.raises(ProviderError) as caught:
+        choose_endpoints([priced], OpenRouter(**options), SAMPLING)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["only", "order"])
+def test_a_provider_that_is_not_there_is_named(field: str) -> None:
+    options = OpenRouter(**{field: ["groq", "novta"]}, allow_fallbacks=True)
+    with pytest.raises(ProviderError) as caught:
+        choose_endpoints(ROWS, options, SAMPLING)
+    said = str(caught.value)
+    assert f"{field} names 'novta'" in said and "it has fireworks, groq, novita/int4" in said
+    assert caught.value.kind == "unknown_provider"
+    assert len(choose_endpoints(ROWS, OpenRouter(ignore=["novta"]), SAMPLING)) == 3
+
+
+def test_a_context_shorter_than_an_answer_is_too_short() -> None:
+    with pytest.raises(ProviderError, match="max_tokens 1000 above its 500"):
+        choose_endpoints([row("a", context_length=500)], OpenRouter(), SAMPLING)
+
+
 def test_when_none_is_left_each_has_its_reason() -> None:
     with pytest.raises(ProviderError) as caught:
         choose_endpoints(ROWS, OpenRouter(quantizations=["fp8"], only=["groq"]), SAMPLING)
+    assert caught.value.kind == "no_endpoint"
     assert str(caught.value).count("not in `only`") == 2
     assert "groq: quantization int4" in str(caught.value)
     with pytest.raises(ProviderError, match="the model has none"):

@@ -14,9 +14,9 @@ from core.config import Config, parse
 from core.errors import ConfigError, ProviderError
 from core.generate.books import Books
 from core.providers import base, make_provider
-from core.providers.sglang import load_of
+from core.providers.sglang import advice_on, load_of
 from core.schema import Prompt, Sampling
-from tests.core.generate.rig import MemoryFile
+from tests.core.generate.rig import MemoryFile, renderer
 
 SAMPLING = Sampling(max_tokens=32, seed=7, temperature=0.5)
 PROMPT = Prompt(
@@ -39,6 +39,8 @@ class Server:
         body = await request.json() if request.can_read_body else None
         self.asked.append((request.path, body))
         answer = self.answers.get(request.path, (404, None))
+        if callable(answer):
+            answer = answer(body)
         status, data = answer if isinstance(answer, tuple) else (200, answer)
         if isinstance(data, str):
             return web.Response(text=data, status=status)
@@ -79,6 +81,7 @@ def _filled(value: Any, url: str) -> Any:
 
 SGLANG = {"sglang": {"urls": ["URL"]}}
 CHAT = {"sglang": {"urls": ["URL"], "endpoint": "chat"}}
+NAMED = {"sglang": {"urls": ["URL"], "model": "org/kimi"}}
 VLLM = {"openai": {"base_url": "URL/v1", "model": "m"}}
 INFO = {"version": "0.5.14", "context_length": 4096}
 
@@ -136,9 +139,10 @@ async def test_an_abort_or_a_reply_without_ids_is_a_failure(reply: dict[str, Any
 
 
 async def test_chat_asks_for_ids_of_both_sides() -> None:
-    server = Server(server_info=INFO, v1__chat__completions={"choices": [{"message": {}}]})
+    choice = {"message": {}, "response_token_ids": [1]}
+    server = Server(server_info=INFO, v1__chat__completions={"choices": [choice]})
     async with backend(server, "sglang", CHAT) as provider:
-        await provider.preflight(SAMPLING)
+        assert len(await provider.preflight(SAMPLING)) == 1
         await complete(provider)
         assert not provider.sends_messages
     sent = server.asked[-1][1]
@@ -173,15 +177,95 @@ async def test_an_abort_names_the_request() -> None:
         (SGLANG, {"server_info": (401, None)}, "refuses the key"),
         (SGLANG, {"server_info": {"context_length": 16}}, "max_tokens is 32"),
         (CHAT, {"server_info": {"skip_tokenizer_init": True}}, "skip-tokenizer-init"),
+        (SGLANG, {"server_info": "<html>hello</html>"}, "HTTP 200 without facts; is this an SGL"),
+        (SGLANG, {"version": {"version": "0.32.0"}}, 'like vLLM, set backend = "vllm"'),
+        (SGLANG, {"server_info": {"is_embedding": True}}, "serves embeddings"),
+        (NAMED, {"server_info": {"model_path": "org/other"}}, "serves org/other, sglang.model is"),
+        (CHAT, {"server_info": INFO}, 'cannot chat .HTTP 404.; set sglang.endpoint = "generate"'),
+        (SGLANG, {"server_info": INFO, "tokenize": {"tokens": [1, 2]}}, "has another tokenizer"),
     ],
 )
 async def test_a_server_that_is_not_what_the_config_says(
     config: dict[str, Any], answers: dict[str, Any], words: str
 ) -> None:
-    async with backend(Server(**answers), "sglang", config) as provider:
+    server = Server(**answers)
+    async with backend(server, "sglang", config) as provider:
         with pytest.raises(ProviderError, match=words) as caught:
-            await provider.preflight(SAMPLING)
+            await provider.preflight(SAMPLING, renderer().tokenizer)
     assert "\n" not in str(caught.value)
+    assert "/generate" not in [path for path, _ in server.asked]
+
+
+@pytest.mark.parametrize("name", ["kimi", "org/kimi", "/models/kimi"])
+async def test_a_named_model_is_known_by_each_of_its_names(name: str) -> None:
+    info = {**INFO, "model_path": "/models/kimi", "served_model_name": "org/kimi"}
+    config = {"sglang": {"urls": ["URL"], "model": name}}
+    async with backend(Server(server_info=info), "sglang", config) as provider:
+        assert (await provider.preflight(SAMPLING))[0].endswith("model_path=/models/kimi")
+
+
+async def test_the_server_has_the_tokenizer_of_the_run() -> None:
+    tokenizer = renderer().tokenizer
+
+    def tokenize(body: dict[str, Any]) -> Any:
+        assert body["add_special_tokens"] is False
+        return {"tokens": tokenizer.encode_ordinary(body["prompt"])}
+
+    async with backend(Server(server_info=INFO, tokenize=tokenize), "sglang", SGLANG) as provider:
+        assert "tokenizer as ours" in (await provider.preflight(SAMPLING, tokenizer))[0]
+    async with backend(Server(server_info=INFO), "sglang", SGLANG) as provider:
+        assert "tokenizer not checked" in (await provider.preflight(SAMPLING, tokenizer))[0]
+    exact = {"choices": [{"token_ids": [1]}]}
+    vllm = Server(v1__models={"data": [{"id": "m"}]}, v1__chat__completions=exact)
+    vllm.answers["/tokenize"] = tokenize
+    async with backend(vllm, "vllm", VLLM) as provider:
+        assert "tokenizer as ours" in (await provider.preflight(SAMPLING, tokenizer))[0]
+        vllm.answers["/tokenize"] = {"tokens": [7]}
+        with pytest.raises(ProviderError, match=r"another tokenizer .*\[7\]") as caught:
+            await provider.preflight(SAMPLING, tokenizer)
+    assert caught.value.kind == "other_tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("info", "endpoint", "words"),
+    [
+        ({}, "generate", []),
+        ({"disable_radix_cache": True}, "generate", ["--disable-radix-cache"]),
+        (
+            {"speculative_algorithm": "EAGLE3", "speculative_accept_threshold_acc": 0.9},
+            "generate",
+            ["that the target did not sample"],
+        ),
+        (
+            {"speculative_algorithm": "EAGLE3", "speculative_accept_threshold_acc": 1.0},
+            "generate",
+            [],
+        ),
+        ({"tool_call_parser": None}, "generate", []),
+        ({"tool_call_parser": None, "reasoning_parser": "kimi_k2"}, "chat", ["--tool-call-parser"]),
+    ],
+)
+def test_flags_that_cost_speed_or_truth(
+    info: dict[str, Any], endpoint: str, words: list[str]
+) -> None:
+    found = advice_on(info, endpoint)
+    assert len(found) == len(words)
+    assert all(word in line for word, line in zip(words, found, strict=True))
+
+
+async def test_chat_without_ids_and_servers_of_two_models_are_said() -> None:
+    info = {**INFO, "model_path": "a"}
+    blind = Server(server_info=info, v1__chat__completions={"choices": [{"message": {}}]})
+    async with backend(blind, "sglang", CHAT) as provider:
+        lines = await provider.preflight(SAMPLING)
+    assert "returns no token ids in chat" in lines[-1] and isinstance(lines[-1], base.Advice)
+    other = Server(server_info={**INFO, "model_path": "b"})
+    async with TestServer(other.app()) as second:
+        urls = ["URL", str(second.make_url(""))]
+        async with backend(Server(server_info=info), "sglang", {"sglang": {"urls": urls}}) as both:
+            lines = await both.preflight(SAMPLING)
+            assert len(both.lanes) == 2
+    assert "2 different models" in lines[-1] and isinstance(lines[-1], base.Advice)
 
 
 async def test_a_server_of_an_older_version_is_found() -> None:
@@ -220,11 +304,29 @@ async def test_token_ids_of_a_chat_server_are_probed_not_assumed() -> None:
     sent = server.asked[-1][1]
     assert sent["return_token_ids"] is True
     assert sent["skip_special_tokens"] is sent["spaces_between_special_tokens"] is False
-    strict = Server(v1__models=models, v1__chat__completions=(400, {"message": "unknown field"}))
-    async with backend(strict, "openai", VLLM) as provider:
-        assert "refuses token-id fields" in (await provider.preflight(SAMPLING))[0]
+
+
+async def test_a_chat_server_that_knows_no_token_ids_falls_to_text_and_says_so() -> None:
+    models = {"data": [{"id": "m"}]}
+
+    def strict(body: dict[str, Any]) -> Any:
+        unknown = "return_token_ids" in body
+        return (400, {"message": "unknown field"}) if unknown else {"choices": [{"message": {}}]}
+
+    server = Server(v1__models=models, v1__chat__completions=strict)
+    async with backend(server, "openai", VLLM) as provider:
+        said = (await provider.preflight(SAMPLING))[0]
+        assert "refuses token-id fields (unknown field): samples can only be consistent" in said
         await complete(provider)
-    assert "return_token_ids" not in strict.asked[-1][1]
+    assert "return_token_ids" not in server.asked[-1][1]
+    deaf = Server(v1__models=models, v1__chat__completions={"choices": [{"message": {}}]})
+    async with backend(deaf, "vllm", VLLM) as provider:
+        said = (await provider.preflight(SAMPLING))[0]
+        assert "returns no token ids: samples can only be consistent" in said
+    broken = Server(v1__models=models, v1__chat__completions=(400, {"message": "no chat template"}))
+    async with backend(broken, "vllm", VLLM) as provider:
+        with pytest.raises(ProviderError, match="probe request failed: no chat template"):
+            await provider.preflight(SAMPLING)
 
 
 async def test_a_billed_chat_server_is_not_probed_and_priced_by_the_config() -> None:
@@ -268,6 +370,7 @@ async def test_a_probe_that_is_answered_with_anything_else_is_one_line(choices: 
         ({"data": [{"id": "m", "max_model_len": 16}]}, "above the server's 16"),
         ((401, None), "key is refused"),
         ((500, None), "HTTP 500"),
+        ("<html>hello</html>", "answers no JSON; check openai.base_url"),
     ],
 )
 async def test_a_chat_server_that_is_not_what_the_config_says(models: Any, words: str) -> None:
@@ -285,5 +388,9 @@ def test_settings_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError, match="NO_KEY is not set"):
         sglang = {"urls": ["http://x"], "api_key_env": "NO_KEY"}
         make_provider("sglang", parse({"generate": {"sglang": sglang}}, "t"))
+    for url in ("https://api.example.com/v1", "http://8.8.8.8/v1"):
+        public = {"generate": {"openai": {"base_url": url, "model": "m"}}}
+        with pytest.raises(ConfigError, match=r"are 0, so the budget could not hold"):
+            make_provider("openai", parse(public, "t"))
     with pytest.raises(ConfigError, match="unknown backend 'x'"):
         make_provider("x", parse({}, "t"))
