@@ -191,6 +191,8 @@ class Generate(Section, frozen=True, kw_only=True):
     """Rollouts per provider and dataset that must pass before full concurrency; 0: off."""
     patience_s: Seconds = 1_800.0
     """A provider that has given nothing but throttling and failures for this long is given up."""
+    patience_at_start_s: Seconds = 180.0
+    """So is a whole backend that has failed for this long without one answer since the start."""
     reserve: Literal["worst_case", "p99"] = "worst_case"
     """What a request in flight holds of the budget: its worst case (the bill cannot pass the
     budget), or the running p99 of answer lengths (more in flight near the end; the most it can

@@ -97,6 +97,33 @@ class Breaker:
         self._ring, self._at = [], 0
 
 
+class Patience:
+    """When a backend is given up that has not answered once since the start: a wrong address, a
+    broken deployment. Answers may take minutes, so nobody is given up while a request is open;
+    throttling is an answer of a kind and starts the clock again."""
+
+    def __init__(self, start_s: float) -> None:
+        self._start_s = start_s
+        self._since: float | None = None
+        self._answered = False
+        self.failures = 0
+
+    def answered(self) -> None:
+        self._answered = True
+
+    def throttled(self) -> None:
+        self._since = None
+
+    def failed(self, now: float, in_flight: int) -> float | None:
+        """Seconds without one answer, when it is time to give up; None: go on."""
+        self.failures += 1
+        if self._since is None:
+            self._since = now
+        if self._answered or in_flight or now - self._since < self._start_s:
+            return None
+        return now - self._since
+
+
 class Limit:
     """Slots of one provider.
 

@@ -20,7 +20,7 @@ from core.generate.books import Bill
 from core.generate.lanes import Lane
 from core.generate.ports import Ports
 from core.generate.queues import Item, Queues
-from core.limit import backoff_s
+from core.limit import Patience, backoff_s
 from core.providers import base
 from core.providers.base import RETRYABLE, RETRYABLE_REPLIES
 from core.schema import Rollout
@@ -67,6 +67,7 @@ class Lander:
         self.board = board
         self.lanes = lanes
         self._dice = random.Random(config.run.seed)
+        self._at_start: dict[str, Patience] = {}
         self.gate = Gate()
         self.wake: Callable[[], None] = lambda: None
         self.halt: Callable[[str, str], None] = lambda source, by: None
@@ -140,6 +141,7 @@ class Lander:
             ttft_s = flight.first_at - left_at if flight.first_at is not None else None
             lane.limit.succeeded(now, self._dice.random(), ttft_s)
             lane.barren_since, lane.strikes = None, 0
+            self._patience(lane).answered()
             lane.latency.add(now - left_at, now)
             if ttft_s is not None:
                 lane.ttft.add(ttft_s, now)
@@ -191,6 +193,7 @@ class Lander:
             case base.Throttled():
                 for one in siblings if failure.platform else [lane]:
                     one.limit.throttled(now, left_at, failure.retry_after_s, self._dice.random())
+                self._patience(lane).throttled()
                 self._lose_patience(lane, failure, now)
             case base.PaymentRequired():
                 alone = aloft.alone and not any(one.limit.in_flight for one in siblings)
@@ -213,6 +216,16 @@ class Lander:
             case _:
                 lane.limit.failed(now, self._dice.random())
                 self._lose_patience(lane, failure, now)
+                open_here = sum(one.limit.in_flight for one in siblings)
+                patience = self._patience(lane)
+                if (silent_s := patience.failed(now, open_here)) is not None:
+                    what = f"not one answer in {silent_s:.0f} s, {patience.failures} failures"
+                    for one in siblings:
+                        self.stop_lane(one, f"{what}: {failure}")
+
+    def _patience(self, lane: Lane) -> Patience:
+        start_s = self._config.generate.patience_at_start_s
+        return self._at_start.setdefault(lane.backend, Patience(start_s))
 
     def _lose_patience(self, lane: Lane, failure: base.Failure, now: float) -> None:
         """Probes of an open breaker are minutes apart: without an end a run would wait for days."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.limit import BACKOFF_CAP_S, BACKOFF_FLOOR_S, Breaker, Limit, backoff_s
+from core.limit import BACKOFF_CAP_S, BACKOFF_FLOOR_S, Breaker, Limit, Patience, backoff_s
 
 
 def full(limit: Limit, now: float) -> int:
@@ -135,6 +135,34 @@ def test_breaker_opens_probes_once_and_closes() -> None:
     breaker.sent(11.0)
     breaker.record(True, 12.0, 0.0)
     assert breaker.state == "closed" and breaker.opened == 0
+
+
+@pytest.mark.parametrize(
+    ("story", "given_up_at"),
+    [
+        # f: failed with nothing else open; o: failed with others open; t: throttled; a: answered
+        ([(0, "f"), (100, "f"), (179, "f"), (180, "f")], 180),
+        ([(0, "f"), (200, "o"), (500, "o"), (501, "f")], 501),
+        ([(0, "f"), (170, "t"), (180, "f"), (359, "f"), (360, "f")], 360),
+        ([(0, "f"), (10, "a"), (900, "f"), (9_000, "f")], None),
+        ([(0, "a"), (1, "f"), (9_000, "f")], None),
+        ([(5, "f")], None),
+    ],
+)
+def test_a_backend_without_one_answer_is_given_up(
+    story: list[tuple[float, str]], given_up_at: float | None
+) -> None:
+    patience, given_up = Patience(180.0), []
+    for now, what in story:
+        match what:
+            case "a":
+                patience.answered()
+            case "t":
+                patience.throttled()
+            case _:
+                silent_s = patience.failed(now, in_flight=3 if what == "o" else 0)
+                given_up += [now] if silent_s is not None else []
+    assert given_up == ([] if given_up_at is None else [given_up_at])
 
 
 def test_a_probe_that_says_nothing_is_replaced() -> None:

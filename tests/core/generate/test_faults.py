@@ -13,6 +13,7 @@ from core.providers import base
 from core.providers.http import FDS_KEPT_BACK
 from tests.conftest import SHARED
 from tests.core.generate.rig import (
+    ALDER,
     Router,
     Run,
     completion,
@@ -295,8 +296,6 @@ async def test_c46_nobody_sends_before_the_wait_is_over(header: str | None) -> N
 
 
 async def test_a_platform_limit_holds_every_provider() -> None:
-    from tests.core.generate.rig import ALDER
-
     limited = says({"error": {"code": 429, "message": "slow"}}, 429, {"Retry-After": "0.4"})
     router = Router(limited)
     router.endpoints = [ALDER, {**ALDER, "tag": "birch", "provider_name": "Birch"}]
@@ -405,6 +404,24 @@ async def test_a_provider_that_never_answers_is_given_up(status: int) -> None:
     assert (result.reason, result.pending, len(run.outcomes)) == ("stopped", 3, 0)
     assert any("no answer for" in e.message for e in run.of(ev.Log))
     assert run.check_books() == 0
+
+
+async def test_a_backend_that_never_answered_is_given_up_at_the_start() -> None:
+    """Every lane of it at once, in one line that names the failure; an answer makes it wait."""
+    dead = says({"error": {"code": 500, "message": "no model loaded"}}, 500)
+    router = Router(otherwise=dead)
+    router.endpoints = [ALDER, {**ALDER, "provider_name": "Birch", "tag": "birch"}]
+    settings: dict[str, Any] = {"attempts_unpaid": 2, "patience_at_start_s": 1e-9}
+    async with serving(router):
+        run = Run(router, prompts_of(40), **settings)
+        result = await run.go()
+        assert result.reason == "stopped" and result.pending > 0
+        assert "not one answer in 0 s" in result.detail and "no model loaded" in result.detail
+        assert "alder" in result.detail and "birch" in result.detail
+        router.script = [says(completion())]
+        again = Run(router, prompts_of(3), max_in_flight=1, **settings)
+        result = await again.go()
+    assert (result.reason, result.outcomes) == ("", {"ok": 1, "failed": 2})
 
 
 async def test_one_answer_renews_the_patience() -> None:
