@@ -6,10 +6,8 @@ said is known, and a reply is shown as it was received.
 """
 
 import contextlib
-import importlib.resources
 import mmap
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -162,19 +160,13 @@ def find_row(rows: Sequence[Row], name: str) -> Row:
     return found[0]
 
 
-def tokenizer_dir(run: RunDir) -> Path:
-    """The run's own tokenizer; the embedded target's lies inside the core package."""
-    config = run.load_config() if run.config_toml.exists() else Config()
-    if config.target.tokenizer:
-        return Path(config.target.tokenizer)
-    return Path(str(importlib.resources.files("core"))) / "embedded" / "target"
-
-
 def _tokenizer(run: RunDir) -> tuple["Tokenizer | None", str]:
+    from core.render.source import tokenizer_dir
     from core.render.tokenizer import Tokenizer  # tiktoken: only when a sample is opened
 
+    config = run.load_config() if run.config_toml.exists() else Config()
     try:
-        return Tokenizer.load(tokenizer_dir(run)), ""
+        return Tokenizer.load(tokenizer_dir(config.target.tokenizer)), ""
     except EyasError as e:
         return None, f"shown as ids: {e}"
 

@@ -24,6 +24,8 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Usd = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Backend = Literal["openrouter", "sglang", "vllm", "openai"]
+TARGET_DIR = Path(__file__).parent / "embedded" / "target"
+"""The embedded model: the layout of a Kimi checkpoint."""
 Cutoffs = Usd | dict[Literal["p50", "p75", "p90", "p99"], Usd]
 """A number (the median's) or one for each percentile; 0: none."""
 
@@ -57,8 +59,10 @@ class Target(Section, frozen=True, kw_only=True):
     path: str = ""
     """Model directory for extraction (config.json, safetensors). Empty with `embedded`."""
     tokenizer: str = ""
-    """Directory with tiktoken.model and tokenizer_config.json, or a chat-template tokenizer. Empty
-    with `embedded`."""
+    """Directory with tiktoken.model and tokenizer_config.json, or a chat-template tokenizer, or a
+    hub's `owner/name[@revision]`. Empty with `embedded`."""
+    download: bool = False
+    """Fetch the tokenizer's data files from the hub when they are not in its local cache."""
     variant: Literal["kimi-k2", "kimi-k2-thinking", "kimi-k2.5", "kimi-k2.6", "template"] = (
         "kimi-k2.5"
     )
@@ -98,6 +102,9 @@ class Dataset(Section, frozen=True, kw_only=True):
     """Ask this many of the dataset's prompts through the local arm as well (same seed): the
     reference of the audit."""
     thinking: bool = True
+    preserve_thinking: bool = False
+    """Keep the thinking of answered turns in the prompt; for templates that know it (kimi-k2.6) on
+    servers that take `chat_template_kwargs`."""
 
 
 class OpenRouter(Section, frozen=True, kw_only=True):

@@ -42,6 +42,8 @@ class Prompt(Record, frozen=True, kw_only=True):
     arm: Arm = "declared"
     backend: str = "openrouter"
     thinking: bool = True
+    preserve_thinking: bool = False
+    """The prompt keeps the thinking of turns that were answered."""
     source_row: int = 0
     renamed: dict[str, str] = {}
     """Function names that had to be changed to fit the target's call ids: as in the dataset -> as

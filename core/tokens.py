@@ -4,7 +4,8 @@ A line that cannot be answered is answered with `{"id", "error": {"class", "mess
 goes on. Stateless: no line changes another's answer. ASCII output, so that lone surrogates survive.
 
     encode   {"id", "text"}                            -> {"id", "ids"}
-    render   {"id", "messages", "tools"?, "thinking"?} -> {"id", "text", "ids", "tools_mode"}
+    render   {"id", "messages", "tools"?, "thinking"?, "preserve_thinking"?}
+             -> {"id", "text", "ids", "tools_mode"}
     rebuild  {"id", "request"?, "response", "generation"?}
              -> {"id", "verdict", "class"?, "hypothesis"?, "completion_text"?, "completion_ids"?,
                  "flags", "calls"?, "count": {"rebuilt", "billed"}}
@@ -98,10 +99,12 @@ def _encode(row: dict[str, Any], renderer: Renderer) -> dict[str, Any]:
 
 
 def _render(row: dict[str, Any], renderer: Renderer) -> dict[str, Any]:
-    thinking = row.get("thinking", True)
-    if not isinstance(thinking, bool):
-        raise _BadLine("line_invalid", "`thinking` is not true or false")
-    prompt = renderer.render(row.get("messages") or [], row.get("tools"), thinking)
+    switches = {"thinking": row.get("thinking", True)}
+    switches["preserve_thinking"] = row.get("preserve_thinking", False)
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise _BadLine("line_invalid", f"`{name}` is not true or false")
+    prompt = renderer.render(row.get("messages") or [], row.get("tools"), **switches)
     reply: dict[str, Any] = {"text": prompt.text, "ids": prompt.ids}
     reply["tools_mode"] = prompt.tools_mode
     if prompt.fallback:

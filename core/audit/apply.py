@@ -17,11 +17,12 @@ import msgspec
 
 from core.audit.decide import DECISIONS, Decision
 from core.audit.reading import Reader
-from core.audit.record import AuditReport, load_audit, renderer_for, save_audit
+from core.audit.record import AuditReport, load_audit, save_audit
 from core.audit.semantics import REFERENCE
 from core.audit.traits import edge_positions, provider_of
 from core.errors import StoreError, UsageError
 from core.halting import engine_pid
+from core.render.source import renderer_of
 from core.schema import Finding, Sample
 from core.store import (
     RunDir,
@@ -140,7 +141,7 @@ def _mask(run: RunDir, audit: AuditReport, chosen: list[str]) -> Applied:
     config = run.load_config()
     trims = {h.provider for h in audit.semantics.habits if h.trims}
     errors = _errors(run)
-    reader = Reader(renderer_for(config)) if trims else None
+    reader = Reader(renderer_of(config)) if trims else None
     new, done = [], Applied(decision="mask", datasets=chosen)
     for sample in _trained(run, chosen):
         found = errors.get(sample.sample_id, [])

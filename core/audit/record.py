@@ -1,7 +1,6 @@
 """audit.json: what one audit found, and what was applied since. Reading and writing it, nothing
 else."""
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,10 +9,7 @@ from core.audit.decide import DatasetDecision
 from core.audit.exactness import Exactness, KindCount
 from core.audit.semantics import SemanticsReport
 from core.audit.shares import wilson
-from core.config import Config
-from core.embedded import TARGET_DIR
 from core.errors import StoreError
-from core.render.base import Renderer, load_renderer
 from core.store import RunDir, write_atomic
 
 VERSION = 1
@@ -87,9 +83,3 @@ def load_audit(run: RunDir) -> AuditReport:
 
 def save_audit(run: RunDir, audit: AuditReport) -> None:
     write_atomic(run.audit, msgspec.json.format(msgspec.json.encode(audit), indent=1) + b"\n")
-
-
-def renderer_for(config: Config) -> Renderer:
-    """The run's tokenizer and grammar. Raises TokenizerError."""
-    folder = Path(config.target.tokenizer) if config.target.tokenizer else TARGET_DIR
-    return load_renderer(folder, config.target.variant)

@@ -25,7 +25,6 @@ from core.audit.record import (
     RuleCount,
     load_audit,
     measured,
-    renderer_for,
     save_audit,
 )
 from core.audit.rules import Case, findings
@@ -33,6 +32,7 @@ from core.audit.semantics import Comparison, SemanticsReport, compare
 from core.audit.traits import Trait, reduce, with_likelihood
 from core.config import Config
 from core.errors import Halted, StoreError
+from core.render.source import renderer_of
 from core.schema import Finding, Sample
 from core.store import RunDir, encode_line, read_samples
 
@@ -57,7 +57,7 @@ def run(
 ) -> dict[str, Any]:
     """Audit a run. Returns the stage's summary. Raises Halted when asked to stop, StoreError for
     prompts that cannot be read; nothing is half-written."""
-    renderer = renderer_for(config)
+    renderer = renderer_of(config)
     prompts = _prompts(run)
     pass_ = _Pass(Reader(renderer), prompts, logprobs)
     with _replacing(run.findings) as out:

@@ -11,7 +11,8 @@ from core import config as cf
 from core.commands.common import AsJson, RunName, app, emit
 from core.errors import EXIT_DONE, EXIT_FAILED, ExportError, UsageError
 from core.pipeline.doctor import examine
-from core.pipeline.setting import DEMO_CONFIG, tokenizer_dir
+from core.pipeline.setting import DEMO_CONFIG
+from core.render.source import tokenizer_dir
 from core.store import find_run
 
 ENGINES = ("sglang", "vllm", "hf")
@@ -67,12 +68,15 @@ def lint(
 @app.command()
 def doctor(
     config: Annotated[Path | None, typer.Argument(help="TOML; default: the demo's")] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="fetch a hub's tokenizer files")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Tokenizer ids, keys and credits, endpoints and prices, limits, disk and cost forecast."""
     path = config or DEMO_CONFIG
     base = config.resolve().parent if config else Path.cwd()  # where `eyas demo` makes its runs
-    findings = examine(cf.load(path), base)
+    findings = examine(cf.load(path, ["target.download=true"] if download else None), base)
     for finding in findings:
         if as_json:
             emit(finding)
@@ -85,7 +89,14 @@ def doctor(
 def tokens(
     mode: Annotated[str, typer.Argument(metavar="encode|render|rebuild")],
     file: Annotated[Path | None, typer.Argument(help="JSONL; default: stdin")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="directory; default: embedded")] = None,
+    tokenizer: Annotated[
+        str,
+        typer.Option(metavar="DIR|OWNER/NAME", help="directory or hub name; default: embedded"),
+    ] = "",
+    variant: Annotated[str, typer.Option(help="chat template; default: kimi-k2.5's")] = "",
+    download: Annotated[
+        bool, typer.Option("--download", help="fetch a hub's tokenizer files")
+    ] = False,
 ) -> int:
     """Token ids of text, prompts or replies: JSONL in, JSONL out, order kept."""
     from core import tokens as contract  # tiktoken: only who counts waits for it
@@ -93,11 +104,11 @@ def tokens(
     known = next((m for m in contract.MODES if m == mode), None)
     if known is None:
         raise UsageError(f"tokens {mode}: not known; use {', '.join(contract.MODES)}")
-    directory = tokenizer or tokenizer_dir(cf.Config())
+    directory = tokenizer_dir(tokenizer, variant, download)
     try:
         lines = file.open("rb") if file else contextlib.nullcontext(sys.stdin.buffer)
     except OSError as e:
         raise UsageError(f"{file}: cannot be read ({e.strerror}); name a JSONL file") from e
     with lines as lines_in:
-        contract.run(known, directory, lines_in, sys.stdout.write)
+        contract.run(known, directory, lines_in, sys.stdout.write, variant)
     return EXIT_DONE

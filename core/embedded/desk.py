@@ -42,6 +42,7 @@ class Order(msgspec.Struct, kw_only=True):
     messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] | None = None
     thinking: bool = True
+    preserve_thinking: bool = False
     ids: list[int] | None = None
     """Prompt ids given by the client: nothing is rendered."""
     content: bytes = b""
@@ -152,7 +153,9 @@ class Desk:
             messages = order.messages
             if "old_template" in hits and messages and messages[0].get("role") != "system":
                 messages = [{"role": "system", "content": OLD_SYSTEM}, *messages]
-            gen.prompt_ids = self.renderer.render(messages, tools, thinking).ids
+            gen.prompt_ids = self.renderer.render(
+                messages, tools, thinking, order.preserve_thinking
+            ).ids
         gen.prompt_tokens = len(gen.prompt_ids) or self.source.prompt_tokens(self._ask(gen, 1))
         return gen
 

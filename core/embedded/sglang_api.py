@@ -135,6 +135,7 @@ class SGLangApi:
             messages=_parsed_history(body.messages),
             tools=body.tools if body.tool_choice != "none" else None,
             thinking=kwargs.get("thinking") is not False,
+            preserve_thinking=kwargs.get("preserve_thinking") is True,
             ids=body.input_ids,
             content=msgspec.json.encode((body.messages, body.tools, kwargs)),
             seed=body.sampling_seed if body.sampling_seed is not None else body.seed,

@@ -62,7 +62,7 @@ def prepare(prompt: Prompt, renderer: Renderer, sends_messages: bool) -> Prepare
         tools = prompt.tools
         if prompt.arm == "text":
             messages, tools = tools_as_text(messages, tools), None
-        rendered = renderer.render(messages, tools, prompt.thinking)
+        rendered = renderer.render(messages, tools, prompt.thinking, prompt.preserve_thinking)
     except RenderError as error:
         return Prepared(prompt=prompt, refusal=error.kind, detail=str(error), session=session)
     if sends_messages and rendered.control_strings:

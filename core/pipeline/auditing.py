@@ -13,11 +13,11 @@ from core.audit import report
 from core.audit.exactness import MEASURED, Pair, Side
 from core.audit.reading import Asked
 from core.config import Config
-from core.pipeline.setting import renderer_of
 from core.reconstruct.judging import ask_of
 from core.reconstruct.reply import read_reply
 from core.reconstruct.truth import rebuilt_twice
 from core.render.base import Renderer
+from core.render.source import renderer_of
 from core.store import RunDir, read_jsonl
 
 GIVES_IDS = ("sglang", "vllm", "openai")

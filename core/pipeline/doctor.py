@@ -16,10 +16,11 @@ from core import gpu
 from core.config import Config
 from core.errors import EyasError
 from core.pipeline.gateway import needs_gateway
-from core.pipeline.setting import renderer_of, resolve, tokenizer_dir
+from core.pipeline.setting import resolve
 from core.prompts import load_prompts
 from core.providers import make_provider
 from core.providers.http import FDS_KEPT_BACK
+from core.render.source import pinned, renderer_of
 from core.schema import Prompt, Sampling
 
 BYTES_PER_TOKEN = 6
@@ -50,12 +51,18 @@ def examine(config: Config, base: Path) -> list[Check]:
 
 
 def _tokenizer(config: Config) -> Check:
-    where = tokenizer_dir(config)
     try:
+        config = pinned(config)
         tokenizer = renderer_of(config).tokenizer
     except EyasError as e:
         return Check("fail", "tokenizer", str(e))
-    return Check("ok", "tokenizer", f"{where}: {tokenizer.vocab_size} ids, special ids as expected")
+    where = config.target.tokenizer or "embedded"
+    return Check(
+        "ok",
+        "tokenizer",
+        f"{where}: {tokenizer.vocab_size} ids, special ids as expected,"
+        f" sha256 {tokenizer.sha256[:12]}",
+    )
 
 
 def _limits(config: Config) -> Iterator[Check]:

@@ -39,10 +39,12 @@ from core.journal import Journal
 from core.pipeline.child import StageChild
 from core.pipeline.generating import GenerateStage
 from core.pipeline.heartbeat import status_of
-from core.pipeline.setting import read_prompts, renderer_of, tokenizer_dir, write_prompts
+from core.pipeline.setting import read_prompts, write_prompts
 from core.pipeline.stages import BY_NAME, Markers, Stage, clear_outputs, selected, stage_named
 from core.pipeline.summary import summarise
 from core.pipeline.watch import Halt, Watch
+from core.render.source import renderer_of
+from core.render.tokenizer import TokenizerLike
 from core.schema import Prompt
 from core.store import Reserve, RunDir, Status, make_manifest, write_manifest, write_status
 
@@ -124,7 +126,7 @@ class Engine:
                 name = signal.Signals(number).name
                 self._loop.add_signal_handler(number, self.halt, "signal", name, "")
             renderer = await asyncio.to_thread(renderer_of, self.config)
-            self._pin_tokenizer(renderer.tokenizer.sha256)  # a refused start writes no prompts
+            self._pin_tokenizer(renderer.tokenizer)  # a refused start writes no prompts
             prompts = await asyncio.to_thread(self._prompts)
             self._announce(len(prompts))
             self.sampler.start()
@@ -152,15 +154,21 @@ class Engine:
         await self._close(state, code, reason)
         return code
 
-    def _pin_tokenizer(self, sha256: str) -> None:
+    def _pin_tokenizer(self, tokenizer: TokenizerLike) -> None:
         """Ids of one tokenizer never meet those of another in one run."""
+        where, sha256 = self.config.target.tokenizer or "embedded", tokenizer.sha256
         earlier = self.manifest.tokenizer_sha256
         if earlier and earlier != sha256:
             raise UsageError(
-                f"{tokenizer_dir(self.config)}: not the tokenizer that this run began with "
+                f"{where}: not the tokenizer that this run began with "
                 f"({sha256[:12]}, was {earlier[:12]}); put it back, or start a new run"
             )
-        self.manifest = msgspec.structs.replace(self.manifest, tokenizer_sha256=sha256)
+        self.manifest = msgspec.structs.replace(
+            self.manifest,
+            tokenizer=where,
+            tokenizer_sha256=sha256,
+            tokenizer_files=tokenizer.hashes,
+        )
         write_manifest(self.run, self.manifest)
 
     def _prompts(self) -> list[Prompt]:
@@ -216,7 +224,6 @@ class Engine:
             self._account(str(e))
             return "halted", EXIT_HALTED, str(e)
         except EyasError as e:
-            self.journal.emit(ev.Log(level="error", message=str(e)))
             return "failed", e.exit_code, str(e)
         except Exception as e:
             traceback.print_exc()

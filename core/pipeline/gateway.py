@@ -51,6 +51,8 @@ class Gateway:
         arguments = ["--port", "0", "--ready", str(ready), "--exit-with-stdin"]
         arguments += ["--truth", str(self._folder / "truth.jsonl"), "--seed", str(config.run.seed)]
         arguments += ["--log", str(self._folder / "gateway.log")]
+        if config.target.variant != "template":
+            arguments += ["--variant", config.target.variant]
         self._process = await asyncio.create_subprocess_exec(
             *python_command("core", "gateway", *arguments), stdin=asyncio.subprocess.PIPE
         )

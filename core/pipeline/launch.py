@@ -18,6 +18,7 @@ from core.errors import EXIT_FAILED, EyasError, StoreError, UsageError, boundary
 from core.halting import engine_pid, python_command
 from core.pipeline.setting import resolve
 from core.pipeline.stages import stage_named
+from core.render.source import pinned
 from core.store import RunDir, create_run, find_run, write_atomic
 
 
@@ -44,7 +45,7 @@ class Start(NamedTuple):
 def prepare_new(config: Config, base: Path, argv: list[str]) -> Start:
     """A run directory for a config whose relative paths mean `base`. Raises UsageError or
     StoreError."""
-    return Start(create_run(resolve(config, base), base, argv=argv), argv, new=True)
+    return Start(create_run(pinned(resolve(config, base)), base, argv=argv), argv, new=True)
 
 
 def prepare_resume(
@@ -62,7 +63,7 @@ def prepare_resume(
     before = b""
     if changed:
         source = config_path or run.config_toml
-        config = resolve(load(source, overrides), source.resolve().parent)
+        config = pinned(resolve(load(source, overrides), source.resolve().parent))
         stored = run.load_config()
         config = msgspec.structs.replace(
             config,

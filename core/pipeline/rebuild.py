@@ -21,9 +21,10 @@ from core import events as ev
 from core.audit.apply import marked, marks
 from core.config import Config
 from core.errors import Halted, StoreError, boundary
-from core.pipeline.setting import read_prompts, renderer_of
+from core.pipeline.setting import read_prompts
 from core.reconstruct import StopOffsets, judge, observe
 from core.render.base import Renderer
+from core.render.source import renderer_of
 from core.schema import Outcome, Prompt, Rollout, Sample
 from core.store import CorruptLine, RunDir, read_at, read_placed, write_samples
 

@@ -1,7 +1,6 @@
-"""What every process of a run agrees on: absolute paths in the resolved config, the tokenizer, the
-prompts.
+"""What every process of a run agrees on: absolute paths in the resolved config, the prompts.
 
-Knows config, prompts and renderer, nothing about processes.
+Knows config and prompts, nothing about processes.
 """
 
 from pathlib import Path
@@ -12,7 +11,7 @@ from core.config import Config
 from core.embedded import TARGET_DIR
 from core.errors import PromptError
 from core.prompts import load_prompts
-from core.render.base import Renderer, load_renderer
+from core.render.hub import hub_name
 from core.schema import Prompt
 from core.store import RunDir, encode_line, read_jsonl, write_atomic
 
@@ -28,11 +27,10 @@ def resolve(config: Config, base: Path) -> Config:
     def absolute(path: str) -> str:
         return str((base / Path(path).expanduser()).resolve()) if path else ""
 
-    target = replace(
-        config.target,
-        path=absolute(config.target.path),
-        tokenizer=absolute(config.target.tokenizer),
-    )
+    tokenizer = config.target.tokenizer
+    if hub_name(tokenizer) is None or (base / tokenizer).is_dir():
+        tokenizer = absolute(tokenizer)
+    target = replace(config.target, path=absolute(config.target.path), tokenizer=tokenizer)
     datasets = [replace(d, path=absolute(d.path)) for d in config.dataset]
     return replace(
         config,
@@ -40,15 +38,6 @@ def resolve(config: Config, base: Path) -> Config:
         target=target,
         dataset=datasets,
     )
-
-
-def tokenizer_dir(config: Config) -> Path:
-    return Path(config.target.tokenizer) if config.target.tokenizer else TARGET_DIR
-
-
-def renderer_of(config: Config) -> Renderer:
-    """Raises TokenizerError."""
-    return load_renderer(tokenizer_dir(config), config.target.variant)
 
 
 def write_prompts(run: RunDir, config: Config) -> list[Prompt]:

@@ -89,7 +89,9 @@ def _dataset(config: Config, dataset: Dataset) -> Iterator[Prompt]:
             first = first or f"{where}: {fault}"
             continue
         thinking = dataset.thinking if conversation.thinking is None else conversation.thinking
-        twin_id = _hash([normal.messages, normal.tools, thinking])
+        keep = dataset.preserve_thinking
+        question = [normal.messages, normal.tools, thinking]
+        twin_id = _hash([*question, "preserve_thinking"] if keep else question)
         prompt = Prompt(
             prompt_id="",
             twin_id=twin_id,
@@ -99,6 +101,7 @@ def _dataset(config: Config, dataset: Dataset) -> Iterator[Prompt]:
             arm=dataset.arm,
             backend=dataset.backend,
             thinking=thinking,
+            preserve_thinking=keep,
             source_row=number,
             renamed=normal.renamed,
         )

@@ -38,6 +38,13 @@ def asked(prompt: Prompt) -> dict[str, Any]:
     return {}
 
 
+def template_switches(prompt: Prompt) -> dict[str, bool]:
+    """`chat_template_kwargs` with which a server's template renders what ours does. The names are
+    the template's own: Kimi's ignores `enable_thinking`."""
+    switches = {"thinking": prompt.thinking}
+    return {**switches, "preserve_thinking": True} if prompt.preserve_thinking else switches
+
+
 def count(value: Any) -> int | None:
     """A token count as a provider wrote it; None unless it is a whole non-negative number."""
     number = finite(value)

@@ -15,7 +15,7 @@ import msgspec
 from core.config import Config, OpenAI
 from core.errors import ConfigError, ProviderError
 from core.providers import base
-from core.providers.chat import asked, outgoing_messages, reply_of
+from core.providers.chat import asked, outgoing_messages, reply_of, template_switches
 from core.providers.classify import error_message
 from core.providers.http import HttpClient
 from core.providers.price import Price
@@ -159,8 +159,8 @@ class OpenAICompatible:
             "stream": False,
             **self._exact,
         }
-        if self._exact:
-            body["chat_template_kwargs"] = {"thinking": prompt.thinking}
+        if self._exact or prompt.preserve_thinking:
+            body["chat_template_kwargs"] = template_switches(prompt)
         if sampling.seed is not None:
             body["seed"] = sampling.seed
         return body

@@ -16,7 +16,14 @@ import msgspec
 from core.config import Config
 from core.errors import ConfigError, ProviderError
 from core.providers import base
-from core.providers.chat import asked, body_of, count, outgoing_messages, reply_of
+from core.providers.chat import (
+    asked,
+    body_of,
+    count,
+    outgoing_messages,
+    reply_of,
+    template_switches,
+)
 from core.providers.classify import error_message
 from core.providers.http import HttpClient
 from core.providers.price import Price, finite
@@ -247,7 +254,7 @@ class SGLang:
             "return_prompt_token_ids": True,
             "return_meta_info": True,
             "chat_template_kwargs": {
-                "thinking": prompt.thinking,
+                **template_switches(prompt),
                 "spaces_between_special_tokens": False,
             },
         }

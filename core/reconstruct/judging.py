@@ -32,7 +32,7 @@ def judge(rollout: Rollout, prompt: Prompt, renderer: Renderer, offsets: StopOff
             messages, tools = prompt.messages, prompt.tools
             if prompt.arm == "text":
                 messages, tools = tools_as_text(messages, tools), None
-            rendered = renderer.render(messages, tools, prompt.thinking)
+            rendered = renderer.render(messages, tools, prompt.thinking, prompt.preserve_thinking)
         except RenderError as refusal:
             reply.problems.append(refusal.kind)
         else:

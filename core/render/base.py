@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from core.errors import UsageError
+from core.errors import RenderError, UsageError
 from core.render.tokenizer import TokenizerLike
 from core.render.tools_ts import ToolsMode, declare
 from core.schema import Message, Tool
@@ -59,11 +59,28 @@ class Renderer(Protocol):
     def grammar(self) -> Grammar | None: ...
     @property
     def end_id(self) -> int | None: ...
-    def render(
-        self, messages: list[Message], tools: list[Tool] | None, thinking: bool
-    ) -> RenderedPrompt:
-        """Raises RenderError whose `kind` is the refusal class."""
+    @property
+    def preserves_thinking(self) -> bool:
+        """Whether the template knows `preserve_thinking`."""
         ...
+
+    def render(
+        self,
+        messages: list[Message],
+        tools: list[Tool] | None,
+        thinking: bool,
+        preserve_thinking: bool = False,
+    ) -> RenderedPrompt:
+        """`preserve_thinking`: the thinking of answered turns stays. Raises RenderError whose
+        `kind` is the refusal class."""
+        ...
+
+
+def refuse_preserving(renderer: Renderer) -> RenderError:
+    return RenderError(
+        f"preserve_thinking: the template of {renderer.variant} does not know it",
+        kind="preserve_thinking_unknown",
+    )
 
 
 def load_renderer(tokenizer_dir: Path, variant: str) -> Renderer:

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from core.errors import RenderError
-from core.render.base import Grammar, RenderedPrompt
+from core.render.base import Grammar, RenderedPrompt, refuse_preserving
 from core.render.history import native_history
 from core.render.tokenizer import NAMED_OFFSETS, Tokenizer, chunk_cuts
 from core.render.tools_ts import ToolBlock, declare
@@ -35,13 +35,15 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     default_system: str = ""
     names: bool = True
     """Whether a message's `name` replaces the role word."""
+    preserve_thinking: bool = False
+    """Whether the template can keep the thinking of answered turns."""
 
 
 _KIMI = "You are Kimi, an AI assistant created by Moonshot AI."
 # K2, K2-Thinking: llama.cpp `models/templates/moonshotai-Kimi-K2*.jinja` (@02f4a63, @0c3c896). That
 # copy of K2's prints no calls of the history; later revisions print them as here.
-# K2.5: lightseekorg/smg fixture `kimi_k25/chat_template.jinja`; K2.6's is the same with
-# preserve_thinking off, its default and what requests leave it at.
+# K2.5: lightseekorg/smg fixture `kimi_k25/chat_template.jinja`; K2.6's differs by its switch
+# preserve_thinking alone (miles `kimi_k25_fixed.jinja`; tinker-cookbook `renderers/kimi_k26.py`).
 VARIANTS = {
     v.name: v
     for v in (
@@ -54,7 +56,7 @@ VARIANTS = {
         ),
         Variant(name="kimi-k2-thinking", thinking="model", tools="json", default_system=_KIMI),
         Variant(name="kimi-k2.5", thinking="prompt", tools="typescript"),
-        Variant(name="kimi-k2.6", thinking="prompt", tools="typescript"),
+        Variant(name="kimi-k2.6", thinking="prompt", tools="typescript", preserve_thinking=True),
     )
 }
 _ROLE_MARKERS = {"user": "<|im_user|>", "assistant": "<|im_assistant|>"}
@@ -70,6 +72,7 @@ class KimiRenderer:
         self.rules = variant
         self.variant = variant.name
         self.end_id = tokenizer.specials["<|im_end|>"]
+        self.preserves_thinking = variant.preserve_thinking
 
     @classmethod
     def load(cls, directory: Path, variant: Variant) -> "KimiRenderer":
@@ -95,8 +98,14 @@ class KimiRenderer:
         )
 
     def render(
-        self, messages: list[Message], tools: list[Tool] | None, thinking: bool
+        self,
+        messages: list[Message],
+        tools: list[Tool] | None,
+        thinking: bool,
+        preserve_thinking: bool = False,
     ) -> RenderedPrompt:
+        if preserve_thinking and not self.preserves_thinking:
+            raise refuse_preserving(self)
         script = _Script()
         history = native_history(messages)
         block = self._declare(tools)
@@ -108,7 +117,7 @@ class KimiRenderer:
             script.turn("<|im_system|>", "system")
             script.text(self.rules.default_system)
             script.marker("<|im_end|>")
-        kept_from = _after_last_answer(history)
+        kept_from = 0 if preserve_thinking else _after_last_answer(history)
         for i, message in enumerate(history):
             self._message(script, message, thinking, kept=i >= kept_from)
         script.turn("<|im_assistant|>", "assistant")

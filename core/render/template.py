@@ -16,11 +16,12 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 import tokenizers
 
 from core.errors import RenderError, TokenizerError
-from core.render.base import RenderedPrompt
+from core.render.base import RenderedPrompt, refuse_preserving
 from core.render.history import native_history
 from core.schema import Message, Tool
 
@@ -45,6 +46,7 @@ class JsonTokenizer:
         self._plain = tokenizers.Tokenizer.from_str(json.dumps(plain))
         self.vocab_size: int = self._whole.get_vocab_size(with_added_tokens=True)
         self.sha256 = hashlib.sha256(data).hexdigest()
+        self.hashes = {"tokenizer.json": self.sha256}
 
     def encode_ordinary(self, text: str) -> list[int]:
         return list(self._plain.encode(_clean(text), add_special_tokens=False).ids)
@@ -104,7 +106,10 @@ class TemplateRenderer:
         # Longest first: a special that begins with another one must win.
         spellings = sorted(tokenizer.specials, key=len, reverse=True)
         self._specials = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
-        self._template = _environment().from_string(template)
+        environment = _environment()
+        self._template = environment.from_string(template)
+        asks_for = jinja2.meta.find_undeclared_variables(environment.parse(template))
+        self.preserves_thinking = "preserve_thinking" in asks_for
 
     @classmethod
     def load(cls, directory: Path) -> "TemplateRenderer":
@@ -131,8 +136,14 @@ class TemplateRenderer:
             raise TokenizerError(f"{directory}/tokenizer.json: not readable: {e}") from e
 
     def render(
-        self, messages: list[Message], tools: list[Tool] | None, thinking: bool
+        self,
+        messages: list[Message],
+        tools: list[Tool] | None,
+        thinking: bool,
+        preserve_thinking: bool = False,
     ) -> RenderedPrompt:
+        if preserve_thinking and not self.preserves_thinking:
+            raise refuse_preserving(self)
         history = native_history(messages)
         found: set[str] = set()
         shielded = [m if m["role"] == "assistant" else self._shield(m, found) for m in history]
@@ -143,6 +154,7 @@ class TemplateRenderer:
                 add_generation_prompt=True,
                 thinking=thinking,
                 enable_thinking=thinking,
+                **({"preserve_thinking": True} if preserve_thinking else {}),
                 **self._names,
             )
         except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as e:

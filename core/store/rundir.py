@@ -83,8 +83,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     config_hash: str = ""
     git_sha: str = ""
     versions: dict[str, str] = {}
+    tokenizer: str = ""
+    """A directory, a hub's `owner/name@commit`, or `embedded`."""
     tokenizer_sha256: str = ""
-    """Of the tokenizer's files. A run's ids mean nothing under another one: resume refuses it."""
+    """Of its vocabulary. A run's ids mean nothing under another one: resume refuses it."""
+    tokenizer_files: dict[str, str] = {}
+    """sha256 of each of its files that was read."""
     host: str = ""
     platform: str = ""
     boot_id: str = ""

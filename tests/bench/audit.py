@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from core import config
-from core.audit.record import renderer_for
 from core.pipeline.auditing import run as audit
+from core.render.source import renderer_of
 from core.render.tokenizer import TokenizerLike
 from core.schema import Prompt, Sample, Segment, ToolCall
 from core.store import Manifest, RunDir, encode_line, write_manifest, write_samples
@@ -118,7 +118,7 @@ def main(count: int, tokens: int) -> None:
         run.config_toml.write_text(config.dump(SETTINGS))
         with run.prompts.open("wb") as file:
             file.writelines(encode_line(p) for p in prompts(count))
-        tokenizer = renderer_for(SETTINGS).tokenizer
+        tokenizer = renderer_of(SETTINGS).tokenizer
         write_samples(run, samples(count, tokens, tokenizer))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began, cpu = time.perf_counter(), time.process_time()

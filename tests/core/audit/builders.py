@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from core.audit.traits import Trait
 from core.render.base import Grammar
@@ -28,6 +28,7 @@ class ByteTokenizer:
     vocab_size = 512
     specials = SPECIALS
     sha256 = "bytes"
+    hashes: ClassVar[dict[str, str]] = {}
 
     def encode_ordinary(self, text: str) -> list[int]:
         return list(text.encode())
@@ -52,6 +53,7 @@ class ByteRenderer:
     tokenizer = ByteTokenizer()
     variant = "kimi-k2.5"
     end_id = END
+    preserves_thinking = False
     grammar = Grammar(
         end=END,
         think_open=278,
@@ -64,7 +66,9 @@ class ByteRenderer:
         prompt_opens_think=True,
     )
 
-    def render(self, messages: Any, tools: Any, thinking: bool) -> Any:
+    def render(
+        self, messages: Any, tools: Any, thinking: bool, preserve_thinking: bool = False
+    ) -> Any:
         raise NotImplementedError
 
 

@@ -47,8 +47,8 @@ SETTINGS = config.Config(
 
 @pytest.fixture(autouse=True)
 def bytes_as_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("core.audit.report", "core.audit.apply", "core.audit.record"):
-        monkeypatch.setattr(f"{module}.renderer_for", lambda _: RENDERER)
+    for module in ("core.audit.report", "core.audit.apply"):
+        monkeypatch.setattr(f"{module}.renderer_of", lambda _: RENDERER)
 
 
 @pytest.fixture

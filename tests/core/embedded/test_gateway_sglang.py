@@ -14,7 +14,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from core.embedded import TARGET_DIR
 from core.embedded.gateway import Gateway, arguments
 from core.errors import UsageError
+from core.providers.chat import template_switches
 from core.render.base import load_renderer
+from core.schema import Prompt
 from tests.core.embedded.serving import (
     PLAIN,
     TOOLS,
@@ -104,6 +106,30 @@ async def test_chat_gives_text_and_both_id_lists(tmp_path: Path) -> None:
             *prompt_ids(),
             tokenizer().specials["</think>"],
         ]
+
+
+async def test_preserved_thinking_is_rendered_as_ours(tmp_path: Path) -> None:
+    """The switch of the request makes the server's prompt ours; a template without it refuses."""
+    history = [
+        *MESSAGES,
+        {"role": "assistant", "content": "4", "reasoning_content": "easy"},
+        {"role": "user", "content": "And 3 + 3?"},
+    ]
+    switches = template_switches(
+        Prompt(prompt_id="p", twin_id="t", dataset="d", messages=history, preserve_thinking=True)
+    )
+    assert switches == {"thinking": True, "preserve_thinking": True}
+    async with serving(tmp_path, extra=["--variant", "kimi-k2.6"]) as client:
+        for preserve in (False, True):
+            fields = {"chat_template_kwargs": switches} if preserve else {}
+            choice = (await chat(client, messages=history, **fields))["choices"][0]
+            ours = load_renderer(TARGET_DIR, "kimi-k2.6").render(history, None, True, preserve)
+            assert choice["prompt_token_ids"] == ours.ids
+            assert ("easy" in ours.text) is preserve
+    async with serving(tmp_path) as client:
+        body = {"messages": history, "chat_template_kwargs": switches}
+        refused = await client.post("/v1/chat/completions", json=body)
+        assert refused.status == 400 and "preserve_thinking" in await refused.text()
 
 
 async def test_chat_numbers_calls_after_the_history(tmp_path: Path) -> None:

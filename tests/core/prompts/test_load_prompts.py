@@ -38,6 +38,13 @@ def test_ids_follow_content_and_settings(tmp_path: Path) -> None:
     assert not {p.prompt_id for p in hotter} & {p.prompt_id for p in prompts}
 
 
+def test_preserved_thinking_is_another_question(tmp_path: Path) -> None:
+    (plain,) = load(tmp_path, [ask("a")])
+    (kept,) = load(tmp_path, [ask("a")], preserve_thinking=True)
+    assert (plain.preserve_thinking, kept.preserve_thinking) == (False, True)
+    assert plain.twin_id != kept.twin_id and plain.prompt_id != kept.prompt_id
+
+
 def test_key_order_does_not_make_another_prompt(tmp_path: Path) -> None:
     rows = [
         '{"messages": [{"role": "user", "content": "é \\ud83d"}]}',

@@ -66,6 +66,27 @@ def test_the_reasoning_of_answered_turns_is_left_out(variant: str) -> None:
     assert "<|im_middle|><think></think>b<|im_end|>" in text(variant, HISTORY)
 
 
+def test_preserved_thinking_of_every_turn() -> None:
+    """K2.6 with the switch on: no turn is history (spec: kimi 1.4, the template's `fixed` form)."""
+    whole = "<|im_assistant|>assistant<|im_middle|><think>{}</think>"
+    messages = [*HISTORY, *LOOP]
+    off, on = (
+        load_renderer(TARGET_DIR, "kimi-k2.6").render(messages, None, True, keep).text
+        for keep in (False, True)
+    )
+    assert on == off.replace(whole.format("") + "b", whole.format("r") + "b")
+    assert on != off and whole.format(" r") in off
+    instant = load_renderer(TARGET_DIR, "kimi-k2.6").render(messages, None, False, True).text
+    assert whole.format("r") not in instant and instant.endswith(whole.format(""))
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v != "kimi-k2.6"])
+def test_a_template_without_the_switch_refuses_it(variant: str) -> None:
+    with pytest.raises(RenderError, match=f"the template of {variant} does not know it") as e:
+        load_renderer(TARGET_DIR, variant).render(HISTORY, None, True, True)
+    assert e.value.kind == "preserve_thinking_unknown"
+
+
 def test_k2_declares_tools_as_json() -> None:
     prompt = load_renderer(TARGET_DIR, "kimi-k2").render(HISTORY, [TOOL], True)
     assert prompt.tools_mode == "json"

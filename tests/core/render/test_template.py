@@ -73,6 +73,17 @@ def test_a_template_may_refuse(directory: Path) -> None:
         load_renderer(directory, "template").render([{"role": "user", "content": "x"}], None, True)
 
 
+def test_preserve_thinking_where_the_template_reads_it(directory: Path) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    with pytest.raises(RenderError, match="template does not know it"):
+        load_renderer(directory, "template").render(messages, None, True, True)
+    knows = "{{ 'kept' if preserve_thinking is defined and preserve_thinking else 'dropped' }}"
+    (directory / "chat_template.jinja").write_text(knows)
+    renderer = load_renderer(directory, "template")
+    said = [renderer.render(messages, None, True, keep).text for keep in (False, True)]
+    assert (renderer.preserves_thinking, said) == (True, ["dropped", "kept"])
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [
