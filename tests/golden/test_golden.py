@@ -1,4 +1,4 @@
-"""Every golden vector of Kimi-K2.5, through the `eyas tokens` contract where it covers them."""
+"""Golden vectors of Kimi-K2.5 where more is known of them than `eyas tokens` prints (`test_cli`)."""
 
 import hashlib
 import json
@@ -36,20 +36,6 @@ def same_ids(ids: list[int], expect: dict[str, Any], key: str) -> bool:
     digest = expect[f"{key}_digest"]
     text = ",".join(map(str, ids)).encode()
     return len(ids) == digest["count"] and hashlib.sha256(text).hexdigest() == digest["sha256"]
-
-
-def test_tokens_all_equal() -> None:
-    rows = golden("tokens")
-    asked = [{"id": r["id"], "text": expand(r["input"]["text"])} for r in rows]
-    answers = ask_tokens("encode", asked, kimi_renderer())
-    assert [a["id"] for a in answers] == [r["id"] for r in rows]
-    wrong = [
-        r["id"]
-        for r, a in zip(rows, answers, strict=True)
-        if not same_ids(a["ids"], r["expect"], "ordinary_ids")
-    ]
-    assert wrong == []
-    assert len(rows) == 191
 
 
 def test_run_loads_a_directory_and_answers_in_order() -> None:
@@ -120,21 +106,6 @@ def completion_row(row: dict[str, Any]) -> dict[str, Any]:
     body = {"choices": [choice], "usage": usage}
     request = {"thinking": row["input"]["thinking"]}
     return {"id": row["id"], "request": request, "response": {"status": 200, "body": body}}
-
-
-def test_completions_all_equal() -> None:
-    rows = golden("completions")
-    answers = ask_tokens("rebuild", [completion_row(r) for r in rows], kimi_renderer())
-    wrong = []
-    for row, answer in zip(rows, answers, strict=True):
-        expect = row["expect"]
-        got = (answer.get("completion_text"), answer.get("completion_ids"))
-        verdict = ("rejected", "truncated_length") if expect.get("truncated") else None
-        told = (answer["verdict"], answer.get("class"))
-        if got != (expect["text"], expect["ids"]) or told != (verdict or ("consistent", None)):
-            wrong.append(row["id"])
-    assert wrong == []
-    assert len(rows) == 103
 
 
 def test_twins_have_the_same_ids() -> None:
