@@ -142,7 +142,7 @@ class Limit:
         self._ramp_per_s = (self.ceiling - self._width) / ramp_s if ramp_s > 0 else 0.0
         self._ramp_at: float | None = None
         self._resisted = False
-        self._cut_at = float("-inf")
+        self._cut_at = self._starved_at = float("-inf")
         self._streak = 0
         self._ttft_fast: float | None = None
         self._ttft_base: float | None = None
@@ -184,11 +184,12 @@ class Limit:
         self, now: float, sent_at: float, retry_after_s: float | None, dice: float
     ) -> None:
         """429 or 503. Everyone waits: as long as the reply says (and up to a tenth more, so that
-        not all come back in one instant), else back-off. Only the first of a round cuts the width
-        and lengthens the back-off."""
+        not all come back in one instant), else back-off; a wait of nothing, or until a moment that
+        has passed, says nothing. Only the first of a round cuts the width and lengthens the
+        back-off."""
         self.throttles += 1
         self.breaker.forget_probe()
-        if retry_after_s is not None:
+        if retry_after_s:
             wait_s = retry_after_s * (1.0 + 0.1 * dice)
         else:
             wait_s = backoff_s(self._streak, dice)
@@ -218,9 +219,14 @@ class Limit:
         if waiting > max(4, self._width / 4):
             self._cut(now, CUT_SLOW, now)
 
-    def halve_ceiling(self) -> None:
+    def halve_ceiling(self, now: float, sent_at: float) -> None:
         """Our own descriptors ran out (EMFILE): the configured ceiling was too high for this
-        process."""
+        process. Once a round, and never again at once, because others may hold what is missing."""
+        self.breaker.forget_probe()
+        self.hold_until = max(self.hold_until, now + BACKOFF_FLOOR_S)
+        if sent_at <= self._starved_at:
+            return
+        self._starved_at = now
         self.ceiling = max(1, min(self.ceiling, max(1, self.in_flight)) // 2)
         self._width = min(self._width, float(self.ceiling))
 

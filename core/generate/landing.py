@@ -203,8 +203,7 @@ class Lander:
                         self.stop_lane(one, f"credits do not cover one request: {failure}")
             case base.LocalEmfile():
                 for one in self.lanes:
-                    one.limit.halve_ceiling()
-                lane.limit.unknown()
+                    one.limit.halve_ceiling(now, aloft.started_at)
             case base.KeyRefused():
                 for one in siblings:
                     self.stop_lane(one, f"key refused: {failure}")

@@ -41,8 +41,9 @@ def parse_json(raw: bytes | bytearray | str) -> Any:
 def retry_after_s(
     headers: Mapping[str, str], body: Mapping[str, Any], wall_now: float
 ) -> float | None:
-    """Seconds from now: the header in its two forms (RFC 9110, 10.2.3), the body's
-    `availability.retry_after`, or the platform's reset time in milliseconds."""
+    """Seconds from now: the header in its two forms (RFC 9110, 10.2.3; a date counts from the
+    reply's own Date, so that clocks need not agree), the body's `availability.retry_after`, or the
+    platform's reset time in milliseconds."""
     low = {name.lower(): value for name, value in headers.items()}
     text = low.get("retry-after", "").strip()
     value: Any = None
@@ -50,10 +51,8 @@ def retry_after_s(
         try:
             value = float(text)
         except ValueError:
-            try:
-                value = email.utils.parsedate_to_datetime(text).timestamp() - wall_now
-            except (TypeError, ValueError, OverflowError):
-                value = None
+            until, sent = _moment(text), _moment(low.get("date", ""))
+            value = None if until is None else until - (wall_now if sent is None else sent)
     if value is None:
         error = body.get("error")
         availability = error.get("availability") if isinstance(error, dict) else None
@@ -62,6 +61,14 @@ def retry_after_s(
         value = int(reset) / 1000 - wall_now
     wait_s = finite(value)
     return None if wait_s is None else min(max(0.0, wait_s), MAX_RETRY_AFTER_S)
+
+
+def _moment(text: str) -> float | None:
+    """Unix seconds of an HTTP date."""
+    try:
+        return email.utils.parsedate_to_datetime(text).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def error_message(body: Any, fallback: str) -> str:

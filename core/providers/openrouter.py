@@ -216,11 +216,13 @@ class OpenRouter:
         cost = money(data.get("total_cost"))
         if cost is None:
             return None
-        upstream = money(data.get("upstream_inference_cost")) if data.get("is_byok") else None
+        upstream = money(data.get("upstream_inference_cost")) if data.get("is_byok") else 0.0
+        if upstream is None:
+            return None  # billed elsewhere, nobody says how much
         provider = data.get("provider_name")
         return base.LookedUp(
             cost_usd=cost,
-            cap_usd=cost + (upstream or 0.0),
+            cap_usd=cost + upstream,
             prompt_tokens=count(data.get("native_tokens_prompt")),
             completion_tokens=count(data.get("native_tokens_completion")),
             provider=provider if isinstance(provider, str) else None,

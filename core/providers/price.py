@@ -52,13 +52,14 @@ def cost_of(usage: dict[str, Any] | None, free: bool) -> tuple[float | None, flo
     """(cost, cap) in USD of a reply's `usage` object; (None, None) when it does not say.
 
     `free`: the price list asks nothing, so a zero is believed. BYOK: the account is billed `cost`
-    (0 or a fee) and the upstream cost counts toward the cap. Any other zero means "not filled in"
-    and is looked up (C27, C36)."""
+    (0 or a fee) and the upstream cost counts toward the cap; unsaid, it is not zero but unknown.
+    Any other zero means "not filled in" and is looked up (C27, C36)."""
     cost = money(usage.get("cost")) if usage else None
     if usage is None or cost is None:
         return (0.0, 0.0) if free else (None, None)
     if usage.get("is_byok") is True:
         details = usage.get("cost_details")
-        upstream = details.get("upstream_inference_cost") if isinstance(details, dict) else None
-        return cost, cost + (money(upstream) or 0.0)
+        told = details.get("upstream_inference_cost") if isinstance(details, dict) else None
+        upstream = money(told)
+        return (None, None) if upstream is None else (cost, cost + upstream)
     return (cost, cost) if cost > 0 or free else (None, None)

@@ -113,8 +113,24 @@ def test_payment_required_halves() -> None:
 def test_descriptors_running_out_halves_the_ceiling() -> None:
     limit = Limit(1_000, start=1_000)
     full(limit, 0.0)
-    limit.halve_ceiling()
+    for _ in range(40):  # all that failed for want of one were sent in the same round
+        limit.halve_ceiling(1.0, 0.0)
     assert (limit.ceiling, limit.width) == (500, 500)
+    limit.halve_ceiling(1.4, 1.2)
+    assert limit.ceiling == 250
+    while limit.in_flight:
+        limit.ended()
+    assert not limit.may_send(2.3) and limit.may_send(2.4)  # not at once: that would be a spin
+
+
+@pytest.mark.parametrize("said", [0.0, None])
+def test_a_wait_of_nothing_is_no_wait_that_was_said(said: float | None) -> None:
+    """`Retry-After: 0`, or a date that has passed: everyone would come back in the same instant,
+    for as long as the provider says so."""
+    limit = Limit(64, start=64)
+    full(limit, 0.0)
+    limit.throttled(1.0, 0.0, said, 0.0)
+    assert limit.wait_s(1.0) == 1.0 and not limit.may_send(1.9)
 
 
 def test_breaker_opens_probes_once_and_closes() -> None:
@@ -221,6 +237,6 @@ def test_the_width_stays_in_bounds_and_holds_are_kept(
         elif what == "queue":
             limit.queue_seen(now, 50)
         elif what == "emfile":
-            limit.halve_ceiling()
+            limit.halve_ceiling(now, sent_at)
         assert 1 <= limit.width <= max(1, ceiling)
         assert limit.in_flight >= 0
