@@ -4,6 +4,9 @@ zero.
 
 import math
 import time
+from typing import Any
+
+from core.events import Halt
 
 NONE = "–"
 
@@ -39,6 +42,11 @@ def usd(value: float | None) -> str:
     return f"${value:,.2f}" if abs(value) < 10_000 else f"${value:,.0f}"
 
 
+def usd_within(value: float | None, error: float | None) -> str:
+    """A forecast and its standard error: $86.10 ± $2.31."""
+    return usd(value) if value is None or error is None else f"{usd(value)} ± {usd(error)}"
+
+
 def percent(share: float | None, digits: int = 0) -> str:
     """0.997 -> 99.7%. Never rounds a share below one up to 100% nor one above zero down to 0%."""
     if share is None or not math.isfinite(share):
@@ -61,6 +69,12 @@ def duration(seconds: float | None) -> str:
         return f"{hours // 24}d {hours % 24:02d}h"
     minutes, secs = divmod(rest, 60)
     return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
+
+
+def duration_within(seconds: float | None, error_s: float | None) -> str:
+    """12:03 ± 0:41."""
+    known = seconds is not None and error_s is not None
+    return f"{duration(seconds)} ± {duration(error_s)}" if known else duration(seconds)
 
 
 def latency(seconds: float | None) -> str:
@@ -92,6 +106,44 @@ def age(seconds: float | None) -> str:
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f} s"
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def figures(summary: dict[str, Any], width: int) -> str:
+    """What a stage says of its result, for people: units from the names, nothing for what is empty,
+    as many as fit, without paths."""
+    parts = [part for name, value in summary.items() if (part := _figure(name, value))]
+    while len(parts) > 1 and len(", ".join(parts)) > width:
+        parts.pop()
+    return ", ".join(parts)[:width]
+
+
+def _figure(name: str, value: Any) -> str:
+    if value in (None, "", [], {}) or str(value).startswith("/"):
+        return ""
+    if isinstance(value, dict):
+        return ", ".join(part for k, v in value.items() if (part := _figure(str(k), v)))
+    if isinstance(value, list):
+        return f"{name} {' '.join(map(str, value))}".replace("_", " ")
+    for ending, shown in (("_usd", usd), ("bytes", size), ("seconds", duration), ("_s", duration)):
+        if name.endswith(ending) and isinstance(value, int | float):
+            words = name.removesuffix(ending).replace("_", " ").strip()
+            return f"{words} {shown(value)}".strip()
+    if isinstance(value, float):
+        said = f"{value:.4g}"
+    else:
+        said = count(value) if type(value) is int else str(value)
+    return f"{name.replace('_', ' ')} {said}"
+
+
+def halt_account(halt: Halt) -> tuple[str, str]:
+    """What became of the requests in flight, and of the money."""
+    counts = f"{count(halt.cancelled)} cancelled, {count(halt.received)} received"
+    if halt.severed:
+        counts += f", {count(halt.severed)} severed"
+    money = f"spent {usd(halt.spent_usd)}, saved {usd(halt.saved_usd)}"
+    if halt.uncertain_usd:
+        money += f", uncertain {usd(halt.uncertain_usd)}"
+    return counts, money
 
 
 def clock(ts: float) -> str:

@@ -133,7 +133,7 @@ def loaded(run: RunDir) -> ConsoleState:
     return state
 
 
-def status_line(state: ConsoleState, wall: float) -> str:
+def status_line(state: ConsoleState, wall: float, with_reason: bool = True) -> str:
     """One line with the important thing first."""
     view, s = state.view, state.view.stats
     parts = [state.state.upper()]
@@ -158,11 +158,13 @@ def status_line(state: ConsoleState, wall: float) -> str:
         )
         if not state.finished and stage is not None and stage.name == "generate":
             parts.append(f"in flight {f.count(s.in_flight)}, {f.count(s.done_per_min)}/min")
+            if s.forecast_usd is not None:
+                parts.append(f"forecast {f.usd_within(s.forecast_usd, s.forecast_error_usd)}")
     parts.append(f"{f.usd(state.spent_usd)} of {f.usd(state.budget_usd)}")
     if (eta := state.eta_s()) is not None:
-        parts.append(f"ETA {f.duration(eta)}")
+        parts.append(f"ETA {f.duration_within(eta, state.eta_error_s())}")
     parts.append(f"elapsed {f.duration(state.elapsed_s(wall))}")
-    if view.reason and state.finished:
+    if view.reason and state.finished and with_reason:
         parts.append(clean(view.reason))
     return " · ".join(parts)
 
@@ -172,11 +174,7 @@ def show_status(run: RunDir) -> int:
     out = make_console()
     state = loaded(run)
     out.print(Text(f"{clean(run.run_id)}  {status_line(state, time.time())}"))
-    if state.view.halt is not None:
-        h = state.view.halt
-        counts = f"{h.cancelled} cancelled, {h.received} received"
-        by = clean(h.by or h.source)
-        out.print(Text(f"halt by {by}: {counts}, uncertain {f.usd(h.uncertain_usd)}"))
+    print_halt(out, state)
     print_lines(out, providers(state, 110, _PANE_ROWS))
     print_verdicts(out, state)
     print_errors(out, state, 5)
@@ -184,6 +182,13 @@ def show_status(run: RunDir) -> int:
         what = f"tripwire {clean(wire.name)} [{clean(wire.scope)}] {clean(wire.saw)}"
         out.print(Text(f"{what}; {clean(wire.advice)}", style=STYLE["error"]))
     return EXIT_DONE
+
+
+def print_halt(out: Console, state: ConsoleState) -> None:
+    """The last halt's own account."""
+    if (halt := state.view.halt) is not None:
+        words = "; ".join(f.halt_account(halt))
+        out.print(Text(f"halt by {clean(halt.by or halt.source)}: {words}"))
 
 
 def print_lines(out: Console, lines: Iterable[Line]) -> None:
@@ -209,19 +214,8 @@ def print_errors(out: Console, state: ConsoleState, most: int) -> None:
             [f.count(e.count), e.error_class, e.provider, f.clock(e.last_ts), clean(e.example)[:60]]
             for e in errors[:most]
         ]
-        out.print(
-            grid(
-                "errors",
-                [
-                    ("count", ">"),
-                    ("class", "<"),
-                    ("provider", "<"),
-                    ("last", "<"),
-                    ("example", "<"),
-                ],
-                rows,
-            )
-        )
+        names = ("class", "provider", "last", "example")
+        out.print(grid("errors", [("count", ">"), *((name, "<") for name in names)], rows))
 
 
 def print_summary(out: Console, state: ConsoleState) -> None:
@@ -351,13 +345,14 @@ def show_report(run: RunDir) -> int:
             s.name,
             (status.mark(status.STAGE, s.status).text, status.mark(status.STAGE, s.status).style),
             f"{s.seconds:.1f} s",
-            ", ".join(f"{k} {v}" for k, v in s.summary.items())[:90],
+            s.error or f.figures(s.summary, 90),
         ]
         for s in view.stages.values()
     ]
     out.print(
         grid("stages", [("stage", "<"), ("state", "<"), ("time", ">"), ("result", "<")], stages)
     )
+    print_halt(out, state)
     print_verdicts(out, state)
     if view.stats is not None and view.stats.providers:
         header = plain(providers(state, 116, 2)[0]).strip()

@@ -8,6 +8,7 @@ done where text becomes cells.
 from collections import deque
 from typing import NamedTuple
 
+from console import format as f
 from core import events as ev
 from core import view as vw
 
@@ -200,6 +201,11 @@ class ConsoleState:
             return self.view.stats.eta_s if self.view.stats else None
         return None
 
+    def eta_error_s(self) -> float | None:
+        """Its standard error, where the engine knows one."""
+        generating = self.stage is not None and self.stage.name == "generate"
+        return self.view.stats.eta_error_s if generating and self.view.stats else None
+
     def age_s(self, now: float) -> float | None:
         """Seconds since anything arrived."""
         return None if not self.received_at else max(0.0, now - self.received_at)
@@ -265,6 +271,6 @@ def _as_line(event: ev.Event) -> LogLine | None:
             )
         case ev.Halt():
             if event.complete:
-                text = f"halt complete: {event.cancelled} cancelled, {event.received} received"
+                text = f"halt complete: {'; '.join(f.halt_account(event))}"
                 return LogLine(event.seq, event.ts, "warn", "halt", text)
     return None

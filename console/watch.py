@@ -5,6 +5,7 @@ What CI, pipes and screen readers get; the exit code is the run's.
 """
 
 import asyncio
+import sys
 import time
 
 from rich.console import Console
@@ -54,17 +55,20 @@ class Watcher:
 
     def on_snapshot(self, view: vw.RunView) -> None:
         self.state.load(view, time.monotonic())
-        self.say(f"{f.clock(view.ts)} {status_line(self.state, time.time())}")
         if view.state in EXIT_OF and self.state.link != "live":
             self._end()
+        else:
+            self.say(f"{f.clock(view.ts)} {status_line(self.state, time.time())}")
 
     def on_event(self, event: ev.Event) -> None:
         self.state.apply(event, time.monotonic())
-        for entry in self.state.log_lines()[-3:]:
+        ends = isinstance(event, ev.StateChanged) and event.state in EXIT_OF
+        said = ends or isinstance(event, ev.StageFailed)  # by the last line and the error
+        for entry in [] if said else self.state.log_lines()[-3:]:
             if entry.seq == event.seq:
                 style = STYLE.get(status.mark(status.LOG, entry.level).style, "")
                 self.say(f"{f.clock(entry.ts)} {entry.level}: {clean(entry.text)}", style)
-        if isinstance(event, ev.StateChanged) and event.state in EXIT_OF:
+        if ends:
             self._end()
 
     def on_history(self, events: list[ev.Event]) -> None:
@@ -83,7 +87,12 @@ class Watcher:
     def _end(self) -> None:
         if not self.ended.is_set():
             self.ended.set()
-            self.say(f"{f.clock(self.state.view.ts)} {status_line(self.state, time.time())}")
+            view = self.state.view
+            failed = view.state == "failed"
+            line = status_line(self.state, time.time(), with_reason=not failed)
+            self.say(f"{f.clock(view.ts)} {line}")
+            if failed and view.reason:
+                sys.stderr.write(f"eyas: {clean(view.reason)}\n")
             print_summary(self.out, self.state)
 
 

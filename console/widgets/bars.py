@@ -179,14 +179,8 @@ def _account(state: ConsoleState) -> str:
             f"by {clean(halt.by)} ({clean(halt.source)})" if halt.by else f"by {clean(halt.source)}"
         )
         parts.append(by)
-        counts = f"{f.count(halt.cancelled)} cancelled, {f.count(halt.received)} received"
-        if halt.severed:
-            counts += f", {f.count(halt.severed)} severed"
-        parts.append(counts if halt.complete else f"so far {counts}")
-        money = f"spent {f.usd(halt.spent_usd)}, saved {f.usd(halt.saved_usd)}"
-        if halt.uncertain_usd:
-            money += f", uncertain {f.usd(halt.uncertain_usd)}"
-        parts.append(money)
+        counts, money = f.halt_account(halt)
+        parts += [counts if halt.complete else f"so far {counts}", money]
         if halt.checkpoint_step is not None:
             parts.append(f"checkpoint step {f.count(halt.checkpoint_step)}")
     if view.tripwires and view.state == "tripped":

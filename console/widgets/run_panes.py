@@ -165,7 +165,7 @@ def spend(state: ConsoleState, width: int, height: int) -> list[Line]:
         bar(share, min(width, PAIR_MAX), style),
         pair("reserved", f.usd(s.reserved_usd), width),
         pair("burn", f"{f.usd(s.usd_per_min)}/min" if live(state) else f.NONE, width),
-        pair("forecast", f.usd(s.forecast_usd), width, _forecast_style(s, budget)),
+        pair("forecast", _forecast(s, width), width, _forecast_style(s, budget)),
         pair("uncertain", f.usd(s.uncertain_usd), width, "warn" if s.uncertain_usd else "text"),
     ]
     if width < 34:
@@ -183,6 +183,11 @@ def spend(state: ConsoleState, width: int, height: int) -> list[Line]:
         trend = spark(state.series.usd_per_min, near - 11)[0]
         rows.append(fit(between(line(("$/min", "dim")), line((trend, "spark")), near), width))
     return rows[:height]
+
+
+def _forecast(s: Stats, width: int) -> str:
+    whole = f.usd_within(s.forecast_usd, s.forecast_error_usd)
+    return whole if len(whole) + len("forecast ") <= width else f.usd(s.forecast_usd)
 
 
 def _forecast_style(s: Stats, budget: float) -> str:

@@ -54,7 +54,11 @@ def report(run: RunDir) -> dict[str, Any]:
         "made": _made(run),
         "spent": _spent(run),
         "tripwires": [msgspec.to_builtins(t) for t in view.tripwires],
+        "halt": msgspec.to_builtins(view.halt),
     }
+    if view.state != "done" and view.stats is not None and view.stats.forecast_usd is not None:
+        data["spent"]["forecast_usd"] = view.stats.forecast_usd
+        data["spent"]["forecast_error_usd"] = view.stats.forecast_error_usd
     if run.audit.exists():
         audit = load_audit(run)
         data["audit"] = _audit(audit)
@@ -263,6 +267,12 @@ def _warnings(data: dict[str, Any]) -> list[str]:
         found.append(f"{open_} requests are not settled in the books; eyas resume does it")
     if uncertain > 0:
         found.append(f"${uncertain:.4f} is booked at the worst case, as uncertain")
+    if halt := data["halt"]:
+        found.append(
+            f"halted by {halt['by'] or halt['source']}: {halt['cancelled']} requests cancelled, "
+            f"{halt['received']} received, {halt['severed']} severed; "
+            f"${halt['saved_usd']:.4f} saved, ${halt['uncertain_usd']:.4f} uncertain"
+        )
     drafter = data.get("drafter", {})
     walk = drafter.get("walk", {}).get("acceptance_length")
     decoded = drafter.get("decoded", {}).get("acceptance_length")

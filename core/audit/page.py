@@ -138,6 +138,11 @@ def _spent(spent: dict[str, Any], budget: float) -> str:
         lede += f", ${spent['usd_per_million_kept']:,.3f} per million kept tokens"
     if spent["uncertain_usd"]:
         lede += f"; ${spent['uncertain_usd']:,.4f} of it uncertain"
+    if "forecast_usd" in spent:
+        lede += (
+            f"; forecast for all prompts ${spent['forecast_usd']:,.4f}"
+            f" ± ${spent['forecast_error_usd']:,.4f} (one standard error)"
+        )
     rows = [
         (p["provider"], p["usd"], f"${p['usd']:,.4f} · {p['replies']:,} replies")
         for p in spent["by_provider"]

@@ -1,10 +1,12 @@
 """Numbers for people: values, edges, and that nothing is rounded into a lie."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from console import format as f
+from core.events import Halt
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,11 @@ from console import format as f
         (f.usd(12.345), "$12.35"),
         (f.usd(12_345), "$12,345"),
         (f.usd(float("nan")), "–"),
+        (f.usd_within(86.1, 2.308), "$86.10 ± $2.31"),
+        (f.usd_within(86.1, None), "$86.10"),
+        (f.usd_within(None, None), "–"),
+        (f.duration_within(723, 41), "12:03 ± 0:41"),
+        (f.duration_within(723, None), "12:03"),
         (f.percent(0.5), "50%"),
         (f.percent(1.0), "100%"),
         (f.percent(0.9999), ">99%"),
@@ -45,6 +52,38 @@ from console import format as f
 )
 def test_values(made: str, expected: str) -> None:
     assert made == expected
+
+
+def test_a_stages_result_is_written_for_people() -> None:
+    summary = {
+        "outcomes": {"ok": 12_225, "rejected": 8},
+        "classes": {},
+        "spent_usd": 0.0170309,
+        "sglang_bytes": 2_800_000,
+        "seconds": 62.4,
+        "argmax_match": 0.98630303,
+        "why": "",
+        "path": "/somewhere/export",
+        "engines": ["sglang", "vllm"],
+        "kept": True,
+    }
+    whole = (
+        "ok 12,225, rejected 8, spent $0.0170, sglang 2.8 MB, 1:02, argmax match 0.9863, "
+        "engines sglang vllm, kept True"
+    )
+    assert f.figures(summary, 200) == whole
+    assert f.figures(summary, 40) == "ok 12,225, rejected 8, spent $0.0170"
+    assert f.figures({"why": "a long word"}, 5) == "why a"
+
+
+def test_the_halts_own_account() -> None:
+    halt = Halt(source="key", cancelled=1_873, received=4, spent_usd=1.5, saved_usd=0.25)
+    assert f.halt_account(halt) == ("1,873 cancelled, 4 received", "spent $1.50, saved $0.2500")
+    severed = msgspec.structs.replace(halt, severed=3, uncertain_usd=0.01)
+    assert f.halt_account(severed) == (
+        "1,873 cancelled, 4 received, 3 severed",
+        "spent $1.50, saved $0.2500, uncertain $0.0100",
+    )
 
 
 @given(st.floats(0, 1e12, allow_nan=False))

@@ -119,8 +119,20 @@ def test_report(runs: Path, capsys: Captured) -> None:
         "accepted by position: 1 81%",
         "loss 7.",
         "█",
+        "ok 194, spent $0.4345",
     ):
         assert part in out
+    assert "{'" not in out
+
+
+def test_status_and_report_of_a_halted_run_show_its_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("EYAS_RUNS", str(tmp_path))
+    write_run(tmp_path, "halted")
+    account = "37 cancelled, 11 received; spent $0.2631, saved $0.0892, uncertain $0.0021"
+    for page in ("status", "report"):
+        assert f"halt by alice: {account}" in said(capsys, page, "2025")
 
 
 def test_errors_are_one_line(runs: Path, capsys: Captured) -> None:
@@ -156,6 +168,36 @@ async def test_watch_follows_a_live_engine(tmp_path: Path, capsys: Captured) -> 
     assert "warn: harrier ‹ESC›[31mwaits" in out
     assert "error: leak [merlin] 3 of 40; stop merlin" in out
     assert "TRIPPED" in out.strip().split("\n")[-1]
+
+
+async def test_a_failure_is_said_once_and_on_stderr(tmp_path: Path, capsys: Captured) -> None:
+    """Live and from the files of the finished run alike."""
+    run = RunDir(tmp_path / "live")
+    run.path.mkdir()
+    run.manifest.write_text('{"run_id":"live"}', encoding="utf-8")
+    journal = Journal(run)
+    server = ControlServer(run, lambda request, peer: journal.view.state, lambda: journal.view)
+    await server.start()
+    journal.subscribe(server.publish)
+    journal.emit(ev.RunStarted(run_id="live", budget_usd=5.0, stages=["generate"]))
+    journal.emit(ev.StateChanged(state="running"))
+    task = asyncio.create_task(watch(run, make_console(), every_s=60))
+    await until(lambda: server.consoles == 1, "the watcher attached")
+    why = "openrouter: no model 'org/m'; check \x1b[31m it"
+    journal.emit(ev.StageStarted(stage="generate"))
+    journal.emit(ev.StageFailed(stage="generate", error=why))
+    journal.emit(ev.StateChanged(state="failed", reason=why))
+    assert await asyncio.wait_for(task, 20) == 1
+    await server.close()
+    journal.close()
+    live = capsys.readouterr()
+    assert await asyncio.wait_for(watch(run, make_console(), every_s=60), 20) == 1
+    later = capsys.readouterr()
+    for said in (live, later):
+        assert said.err == "eyas: openrouter: no model 'org/m'; check ‹ESC›[31m it\n"
+        assert "no model" not in said.out
+        assert "FAILED" in said.out.strip().split("\n")[-1]
+    assert later.out.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,8 @@ def test_the_log_is_one_sequence_of_everything_said() -> None:
     text = [(x.source, x.level, x.text) for x in lines]
     assert ("operator", "warn", "halt by alice (harrier looks wrong)") in text
     assert ("run", "warn", "halted: halt by alice") in text
-    assert ("halt", "warn", "halt complete: 37 cancelled, 11 received") in text
+    account = "37 cancelled, 11 received; spent $0.2631, saved $0.0892, uncertain $0.0021"
+    assert ("halt", "warn", f"halt complete: {account}") in text
     assert any(source == "canary" and "passed" in said for source, _, said in text)
     assert any(x.source == "tripwire" for x in replay("tripped").log_lines())
 
