@@ -162,8 +162,8 @@ class Attempts:
         rollout = self._rollout(aloft, reply, bill, timings)
         sample: Sample | None = None
         if failure is None and not cut:
-            prompt = aloft.item.prepared.prompt
-            sample = await self._judges.run(self._ports.judge, rollout, prompt)
+            asked = aloft.item.prepared
+            sample = await self._judges.run(self._ports.judge, rollout, asked.prompt, asked.ids)
         return Landing(
             rollout=rollout, bill=bill, failure=failure, sample=sample, cut=cut, left=left
         )

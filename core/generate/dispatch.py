@@ -21,6 +21,7 @@ from core.generate.board import Board
 from core.generate.books import LOOKUP_DELAYS_S, Books
 from core.generate.landing import Lander
 from core.generate.lanes import Lane
+from core.generate.memory import rare_collections
 from core.generate.ports import GenerateResult, Ports
 from core.generate.pump import Pump
 from core.generate.queues import Queues
@@ -91,7 +92,8 @@ class Generator:
             ]
             for task in background:
                 task.add_done_callback(self._supervised)
-            await self._drive()
+            with rare_collections():
+                await self._drive()
             if self._crash is None:
                 await self._guarded(self._accounts.reconcile(self._providers, self._given_up))
         finally:
@@ -121,7 +123,7 @@ class Generator:
         checks = [p.preflight(sampling, tokenizer) for p in self._providers.values()]
         for lines in await asyncio.gather(*checks):
             for line in lines:
-                self._log("warn" if isinstance(line, Advice) else "info", line)
+                self._log("warn" if isinstance(line, Advice) else "info", str(line))
         generate = self._config.generate
         for client in self._providers.values():
             for spec in client.lanes:

@@ -8,7 +8,8 @@ import msgspec
 from core import events as ev
 from core.generate.tally import Tally
 from core.render.base import Renderer
-from core.schema import Prompt, Rollout, Sample, SpendLine, Usage
+from core.schema import Prompt, Rollout, Sample, SpendLine
+from core.store.replies import Head
 
 CLOSING = frozenset({"billed", "looked_up", "uncertain", "free"})
 """Kinds of spend lines that close a dispatch."""
@@ -25,17 +26,6 @@ class Append(Protocol):
     def post(self, record: Any) -> None: ...
 
 
-class RolloutHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a completions line that resume needs; the decoder skips the reply itself."""
-
-    prompt_id: str
-    attempt: int
-    outcome: str
-    final: bool = True
-    bill: str = ""
-    usage: Usage = Usage()
-
-
 class Recovered(msgspec.Struct, kw_only=True):
     """What earlier lives of this run left behind (`resume.recover`). Empty for a new run.
 
@@ -46,7 +36,7 @@ class Recovered(msgspec.Struct, kw_only=True):
 
     finished: set[str] = set()
     open: list[SpendLine] = []
-    replied: dict[tuple[str, int], RolloutHead] = {}
+    replied: dict[tuple[str, int], Head] = {}
     attempts: dict[str, int] = {}
     replies: dict[str, int] = {}
     spent_usd: float = 0.0
@@ -57,11 +47,12 @@ class Recovered(msgspec.Struct, kw_only=True):
 
 
 class Ports(msgspec.Struct, kw_only=True):
-    """`judge` is called in a worker thread and must not raise for a bad reply. `emit` must not
+    """`judge` is called in a worker thread, with the prompt's ids, and must not raise for a bad
+    reply. `emit` must not
     block."""
 
     emit: Callable[[ev.Event], None]
-    judge: Callable[[Rollout, Prompt], Sample]
+    judge: Callable[[Rollout, Prompt, list[int]], Sample]
     renderer: Renderer
     completions: Append
     spend: Append

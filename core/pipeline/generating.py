@@ -18,6 +18,7 @@ from core.reconstruct import StopOffsets, judge, observe
 from core.render.base import Renderer
 from core.schema import Prompt, Rollout, Sample
 from core.store import Appender, Reserve, RunDir
+from core.store.replies import ReplyFile
 
 MAX_LEFT_OUT = 0.1
 """Share of prompts that a stopped provider or dataset may leave unasked before the run itself is
@@ -67,20 +68,20 @@ class GenerateStage:
 
     async def _work(self, gateway: Gateway | None) -> GenerateResult:
         config = await gateway.start(self._config) if gateway else self._config
-        recovered = await asyncio.to_thread(recover, self._run)
-        completions = Appender(self._run.completions, reserve=self._reserve, on_full=self._full)
+        # Opened before they are read: what an earlier life had to leave in a spool is taken in first.
+        completions = await asyncio.to_thread(ReplyFile, self._run, self._reserve, self._full)
         spend = Appender(self._run.spend, reserve=self._reserve, on_full=self._full)
-        ports = Ports(
-            emit=self._emit,
-            judge=self._judge,
-            renderer=self._renderer,
-            completions=completions,
-            spend=spend,
-            recovered=recovered,
-            on_sample=self._sampled,
-        )
         watchman = asyncio.create_task(self._miss(gateway)) if gateway else None
         try:
+            ports = Ports(
+                emit=self._emit,
+                judge=self._judge,
+                renderer=self._renderer,
+                completions=completions,
+                spend=spend,
+                recovered=await asyncio.to_thread(recover, self._run),
+                on_sample=self._sampled,
+            )
             self._generator = self._watch.scopes = Generator(config, self._prompts, ports)
             return await self._generator.run()
         finally:
@@ -113,9 +114,9 @@ class GenerateStage:
         if self._generator is not None:
             self._generator.sever()
 
-    def _judge(self, rollout: Rollout, prompt: Prompt) -> Sample:
+    def _judge(self, rollout: Rollout, prompt: Prompt, ids: list[int]) -> Sample:
         """In a worker thread: judge, then look at the sample as the audit will."""
-        sample = judge(rollout, prompt, self._renderer, self._offsets)
+        sample = judge(rollout, prompt, self._renderer, self._offsets, ids)
         self._watch.inspect(sample, prompt)
         return sample
 

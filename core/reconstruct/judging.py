@@ -19,13 +19,20 @@ PROMPT_TOLERANCE = 3
 """A vendor may add up to three tokens to a prompt (Kimi-Vendor-Verifier's rule)."""
 
 
-def judge(rollout: Rollout, prompt: Prompt, renderer: Renderer, offsets: StopOffsets) -> Sample:
-    """Pure. `rollout.usage` wins over the reply's own usage: it may hold a look-up (case C36)."""
+def judge(
+    rollout: Rollout,
+    prompt: Prompt,
+    renderer: Renderer,
+    offsets: StopOffsets,
+    rendered_ids: list[int] | None = None,
+) -> Sample:
+    """Pure. `rendered_ids`: the prompt's ids where it was rendered and found fit to be sent before;
+    else it is rendered here. `rollout.usage` wins over the reply's own usage: it may hold a look-up (case C36)."""
     reply = read_reply(rollout.reply_kind, rollout.reply_raw, rollout.status, rollout.headers)
     if rollout.reply_kind == "none" and rollout.error_class:
         reply.problems = [rollout.error_class]
     reply.usage = _merged(rollout.usage, reply.usage)
-    sent = _int_list(rollout.request.get("input_ids"))
+    sent = _int_list(rollout.request.get("input_ids")) or rendered_ids
     rendered: RenderedPrompt | None = None
     if sent is None:
         try:

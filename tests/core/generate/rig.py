@@ -219,7 +219,7 @@ class MemoryFile:
         self.lines.append(record)
 
 
-def accepts(rollout: Rollout, prompt: Prompt) -> Sample:
+def accepts(rollout: Rollout, prompt: Prompt, ids: list[int]) -> Sample:
     """A judge for tests in which content does not matter."""
     return Sample(
         sample_id=prompt.prompt_id,
@@ -241,8 +241,8 @@ class RealJudge:
     def __init__(self) -> None:
         self.offsets = StopOffsets()
 
-    def __call__(self, rollout: Rollout, prompt: Prompt) -> Sample:
-        return judge(rollout, prompt, renderer(), self.offsets)
+    def __call__(self, rollout: Rollout, prompt: Prompt, ids: list[int]) -> Sample:
+        return judge(rollout, prompt, renderer(), self.offsets, ids)
 
 
 def really_judges() -> RealJudge:
@@ -284,7 +284,7 @@ class Run:
         self,
         router: Router,
         prompts: list[Prompt],
-        judges: Callable[[Rollout, Prompt], Sample] = accepts,
+        judges: Callable[[Rollout, Prompt, list[int]], Sample] = accepts,
         recovered: Recovered | None = None,
         delays_s: tuple[float, ...] = NO_DELAYS,
         **settings: Any,

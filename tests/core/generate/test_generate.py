@@ -336,10 +336,10 @@ async def test_a_defect_of_ours_ends_the_run_with_its_error() -> None:
         raise RuntimeError("judge is broken")
 
     async with serving(Router()) as router:
-        run = Run(router, prompts_of(30), judges=broken)  # type: ignore[arg-type]
+        run = Run(router, prompts_of(60), judges=broken, max_in_flight=4)  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="judge is broken"):
             await run.go()
-    assert len(router.bodies) < 30
+    assert len(router.bodies) < 60
 
 
 async def test_a_provider_that_bills_more_than_its_prices_allow_is_stopped() -> None:
