@@ -7,6 +7,7 @@ views.
 Everything here is msgspec: `msgspec.json.encode(record)` is the line on disk.
 """
 
+import zlib
 from typing import Any, Literal
 
 import msgspec
@@ -86,7 +87,8 @@ class Rollout(Record, frozen=True, kw_only=True):
     outcome is final (`ok`, `rejected`, `failed`, `refused`); `aborted` leaves it pending.
 
     `reply_raw` is the body as received (ASCII-escaped JSON string on disk: lone surrogates and NULs
-    survive); `reply_kind` says how to read it. `request` is the body as sent, without secrets.
+    survive); `reply_kind` says how to read it. On disk a stream's is `reply_zlib` instead, which
+    becomes `reply_raw` when the line is read. `request` is the body as sent, without secrets.
     """
 
     v: int = SCHEMA_VERSION
@@ -108,10 +110,25 @@ class Rollout(Record, frozen=True, kw_only=True):
     headers: dict[str, str] = {}
     reply_kind: Literal["json", "sse", "none"] = "none"
     reply_raw: str | None = None
+    reply_zlib: bytes | msgspec.UnsetType = msgspec.UNSET
     usage: Usage = Usage()
     bill: str = ""
     """How its cost was found: the kind of the spend line that closes it."""
     timings: Timings | None = None
+
+    def __post_init__(self) -> None:
+        unpack_reply(self)
+
+
+def unpack_reply(record: Any) -> None:
+    """`reply_zlib` -> `reply_raw`, in every record that reads a kept reply. Raises ValueError."""
+    if record.reply_zlib is not msgspec.UNSET:
+        try:
+            raw = zlib.decompress(record.reply_zlib).decode("utf-8", "surrogatepass")
+        except zlib.error as e:
+            raise ValueError(f"reply_zlib: {e}") from e
+        msgspec.structs.force_setattr(record, "reply_raw", raw)
+        msgspec.structs.force_setattr(record, "reply_zlib", msgspec.UNSET)
 
 
 class ToolCall(Record, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from core.reconstruct.reply import read_reply
 from core.reconstruct.truth import rebuilt_twice
 from core.render.base import Renderer
 from core.render.source import renderer_of
+from core.schema import unpack_reply
 from core.store import RunDir, read_jsonl
 
 GIVES_IDS = ("sglang", "vllm", "openai")
@@ -46,6 +47,10 @@ class _Reply(msgspec.Struct, kw_only=True):
     request: msgspec.Raw = msgspec.Raw(b"{}")
     reply_kind: str = "none"
     reply_raw: str | None = None
+    reply_zlib: bytes | msgspec.UnsetType = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        unpack_reply(self)
 
 
 def pairs(run: RunDir, prompts: Mapping[str, Asked], renderer: Renderer) -> Iterator[Pair]:

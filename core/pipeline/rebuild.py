@@ -15,8 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from core import events as ev
 from core.audit.apply import marked, marks
 from core.config import Config
@@ -25,8 +23,9 @@ from core.pipeline.setting import read_prompts
 from core.reconstruct import StopOffsets, judge, observe
 from core.render.base import Renderer
 from core.render.source import renderer_of
-from core.schema import Outcome, Prompt, Rollout, Sample
-from core.store import CorruptLine, RunDir, read_at, read_placed, write_samples
+from core.schema import Prompt, Rollout, Sample
+from core.store import CorruptLine, RunDir, read_at, write_samples
+from core.store.replies import read_heads
 
 CHUNK = 256
 PARALLEL_FROM = 2_000
@@ -41,12 +40,6 @@ class Replies(NamedTuple):
     prompts: dict[str, Prompt]
     renderer: Renderer
     offsets: StopOffsets
-
-
-class _Head(msgspec.Struct, kw_only=True):
-    prompt_id: str
-    outcome: Outcome
-    final: bool = True
 
 
 class _Worker:
@@ -77,7 +70,7 @@ def run(
                     raise Halted("reconstruct: stopped; resume begins it again")
             yield sample
 
-    places, others = final_replies(run.completions, prompts, corrupt)
+    places, others = final_replies(run, prompts, corrupt)
     learned = StopOffsets()  # judging with what is being learned would depend on the order
     for sample in watched(judge_all(replies, places), 0):
         observe(learned, sample)
@@ -105,7 +98,7 @@ def run(
 
 
 def final_replies(
-    completions: Path,
+    run: RunDir,
     prompts: dict[str, Prompt],
     on_corrupt: Callable[[CorruptLine], None] | None = None,
 ) -> tuple[list[int], Counter[str]]:
@@ -113,12 +106,12 @@ def final_replies(
     how many prompts ended without a reply, by outcome."""
     placed: dict[str, int] = {}
     others: dict[str, str] = {}
-    for offset, head in read_placed(completions, _Head, on_corrupt):
+    for head in read_heads(run, on_corrupt):
         known = head.prompt_id in placed or head.prompt_id in others
         if known or not head.final or head.outcome == "aborted" or head.prompt_id not in prompts:
             continue
         if head.outcome in ("ok", "rejected"):
-            placed[head.prompt_id] = offset
+            placed[head.prompt_id] = head.at
         else:
             others[head.prompt_id] = head.outcome
     return [placed[p] for p in prompts if p in placed], Counter(others.values())

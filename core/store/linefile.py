@@ -49,7 +49,8 @@ def mend_tail(path: Path) -> Path | None:
                 if not (p := path.with_name(f"{path.name}.{n}.torn")).exists()
             )
             side.write_bytes(tail)
-        file.truncate(end)
+        if end < size:
+            file.truncate(end)  # else the time of its last change would say what is not true
         if whole_without_newline:
             file.seek(end)
             file.write(b"\n")

@@ -204,16 +204,26 @@ class Appender:
             return None
         return max(0.0, self._last_sync + self._interval_s - time.monotonic())
 
+    def _encode(self, record: Any) -> bytes:
+        return encode_line(record)
+
+    def _stored(self, at: int, lines: list[bytes], records: list[Any]) -> None:
+        """Lines that are in the file now, from byte `at` on; None for the record of a line that had
+        waited for space."""
+
     def _write(self, batch: list[_Item]) -> None:
         lines, items = self._held, []
         held = len(lines)
         for item in batch:
             try:
-                lines.append(encode_line(item.record))
+                lines.append(self._encode(item.record))
                 items.append(item)
             except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as e:
                 item.settle(StoreError(f"{self.path}: record cannot be encoded: {e}"))
+        at = self._file.size_bytes
         written, fault = self._file.write(lines)
+        records = [*[None] * held, *(item.record for item in items)]
+        self._stored(at, lines[:written], records[:written])
         self._held = lines[written:]
         self._dirty = self._dirty or written > 0
         if (fault or (self._reserve and self._reserve.released)) and not self.full:
