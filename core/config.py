@@ -24,6 +24,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Usd = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Backend = Literal["openrouter", "sglang", "vllm", "openai"]
+Device = Annotated[str, msgspec.Meta(pattern=r"^(cpu|mps|(cuda|xpu|npu|hpu)(:\d+)?)$")]
 TARGET_DIR = Path(__file__).parent / "embedded" / "target"
 """The embedded model: the layout of a Kimi checkpoint."""
 Cutoffs = Usd | dict[Literal["p50", "p75", "p90", "p99"], Usd]
@@ -68,8 +69,8 @@ class Target(Section, frozen=True, kw_only=True):
     )
     """Which chat template's rules the renderer follows."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: str = "cpu"
-    """Torch device for the extract stage."""
+    device: Device = "cpu"
+    """Torch device for the extract stage, e.g. "cuda" or "cuda:1"."""
 
 
 class Dataset(Section, frozen=True, kw_only=True):
@@ -273,7 +274,7 @@ class Train(Section, frozen=True, kw_only=True):
     """0: epochs decide."""
     checkpoint_every: Positive = 500
     keep_checkpoints: Positive = 3
-    device: str = "cpu"
+    device: Device = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: Count = 0
     """Torch CPU threads; 0: torch's choice."""

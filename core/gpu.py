@@ -72,6 +72,20 @@ def available_gpus() -> list[ev.GpuRow]:
         _ask("nvmlShutdown")
 
 
+def why_missing(device: str) -> str:
+    """Why a torch device cannot be on this host; empty when it may be. Only `cuda` can be told
+    without torch; a driver that hides its boards from NVML (ROCm, WSL) gets the benefit."""
+    kind, _, index = device.partition(":")
+    if kind != "cuda":
+        return ""
+    gpus = len(available_gpus())
+    if not gpus and not any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
+        return "this host has no GPU"
+    if gpus and index and int(index) >= gpus:
+        return f"this host has {gpus} GPU{'s' * (gpus > 1)}, counted from 0"
+    return ""
+
+
 class HostSampler:
     """`sample()` is the newest Host, or None before the first; a new object for every reading."""
 

@@ -100,6 +100,15 @@ class StageChild:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
+    def halt(self, source: str, by: str) -> None:
+        self.stop()
+
+    def drain(self) -> None:
+        """The stage ends by itself; the one after it does not begin."""
+
+    def sever(self) -> None:
+        self.kill()
+
     def _terminate(self) -> None:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

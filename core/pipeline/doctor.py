@@ -17,6 +17,7 @@ from core.config import Config
 from core.errors import EyasError
 from core.pipeline.gateway import needs_gateway
 from core.pipeline.setting import resolve
+from core.pipeline.stages import refuse_missing_devices, selected
 from core.prompts import load_prompts
 from core.providers import make_provider
 from core.providers.http import FDS_KEPT_BACK
@@ -36,7 +37,7 @@ class Check(msgspec.Struct, frozen=True):
 def examine(config: Config, base: Path) -> list[Check]:
     """All checks, in the order in which a run would meet them."""
     config = resolve(config, base)
-    checks = [_tokenizer(config), *_limits(config), _gpu()]
+    checks = [_tokenizer(config), *_limits(config), _devices(config)]
     try:
         prompts = load_prompts(config)
         checks.append(Check("ok", "prompts", f"{len(prompts)} from {_datasets(config)}"))
@@ -79,9 +80,15 @@ def _limits(config: Config) -> Iterator[Check]:
     )
 
 
-def _gpu() -> Check:
-    names = [g.name for g in gpu.available_gpus()]
-    return Check("ok", "GPU", ", ".join(names) or "none; the CPU is used")
+def _devices(config: Config) -> Check:
+    try:
+        refuse_missing_devices(config, selected(config))
+    except EyasError as e:
+        return Check("fail", "GPU", str(e))
+    names = ", ".join(g.name for g in gpu.available_gpus()) or "none"
+    return Check(
+        "ok", "GPU", f"{names}; extract on {config.target.device}, train on {config.train.device}"
+    )
 
 
 def _forecast(config: Config, prompts: list[Prompt]) -> Iterator[Check]:

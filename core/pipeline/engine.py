@@ -40,7 +40,15 @@ from core.pipeline.child import StageChild
 from core.pipeline.generating import GenerateStage
 from core.pipeline.heartbeat import status_of
 from core.pipeline.setting import read_prompts, write_prompts
-from core.pipeline.stages import BY_NAME, Markers, Stage, clear_outputs, selected, stage_named
+from core.pipeline.stages import (
+    BY_NAME,
+    Markers,
+    Stage,
+    clear_outputs,
+    refuse_missing_devices,
+    selected,
+    stage_named,
+)
 from core.pipeline.summary import summarise
 from core.pipeline.watch import Halt, Watch
 from core.render.source import renderer_of
@@ -71,22 +79,6 @@ class Options(NamedTuple):
     only: str = ""
     fresh_prompts: bool = False
     announce: Callable[[dict[str, Any]], None] = lambda record: None
-
-
-class ChildStage:
-    """A stage child in the engine's terms."""
-
-    def __init__(self, child: StageChild) -> None:
-        self.child = child
-
-    def halt(self, source: str, by: str) -> None:
-        self.child.stop()
-
-    def drain(self) -> None:
-        """The stage ends by itself; the one after it does not begin."""
-
-    def sever(self) -> None:
-        self.child.kill()
 
 
 class Engine:
@@ -125,6 +117,7 @@ class Engine:
             for number in (signal.SIGTERM, signal.SIGINT):
                 name = signal.Signals(number).name
                 self._loop.add_signal_handler(number, self.halt, "signal", name, "")
+            await asyncio.to_thread(refuse_missing_devices, self.config, self._chosen())
             renderer = await asyncio.to_thread(renderer_of, self.config)
             self._pin_tokenizer(renderer.tokenizer)  # a refused start writes no prompts
             prompts = await asyncio.to_thread(self._prompts)
@@ -267,8 +260,7 @@ class Engine:
         if stage is BY_NAME["generate"]:
             self.work = self._generate
             return await self._generate.perform()
-        child = StageChild(self.run, stage, self._relay)
-        self.work = ChildStage(child)
+        self.work = child = StageChild(self.run, stage, self._relay)
         return await child.run()
 
     def _relay(self, event: ev.Event) -> None:

@@ -5,13 +5,14 @@ last success. Knows names, files and config sections; what a stage does is its o
 business."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from core import events as ev
+from core import gpu
 from core.config import Config
 from core.errors import UsageError
 from core.store import RunDir, write_atomic
@@ -80,6 +81,18 @@ def stage_named(name: str) -> Stage:
 def selected(config: Config) -> list[Stage]:
     """The stages of a run, in order."""
     return [s for s in ORDER if not config.run.stages or s.name in config.run.stages]
+
+
+def refuse_missing_devices(config: Config, stages: Iterable[Stage]) -> None:
+    """Raises UsageError: before the first paid request, not when the replies wait for a GPU."""
+    for stage in stages:
+        section = {"extract": "target", "evaluate": "target", "train": "train"}.get(stage.name)
+        device = getattr(config, section).device if section else "cpu"
+        if why := gpu.why_missing(device):
+            raise UsageError(
+                f'{section}.device = "{device}": {why}; name another, or leave stage {stage.name} '
+                "out of run.stages"
+            )
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):

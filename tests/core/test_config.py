@@ -72,6 +72,8 @@ def test_the_reference_run_is_the_one_of_the_design() -> None:
         ({"dataset": [{"name": "a", "path": "x"}, {"name": "a", "path": "y"}]}, "appears twice"),
         ({"dataset": [{"name": "a"}]}, "has no path"),
         ({"target": {"kind": "hf"}}, "needs target.path"),
+        ({"target": {"device": "cdua"}}, "at `$.target.device`"),
+        ({"train": {"device": "cuda:x"}}, "at `$.train.device`"),
     ],
 )
 def test_mistakes_are_named_in_one_line(data: dict[str, object], words: str) -> None:

@@ -48,7 +48,7 @@ class Training:
         await self._stopped.wait()
         raise Halted("train: stopped")
 
-    def stop(self) -> None:
+    def halt(self, source: str, by: str) -> None:
         self._stopped.set()
 
 

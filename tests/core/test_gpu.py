@@ -9,7 +9,10 @@ import pynvml
 import pytest
 
 from core import gpu
+from core.config import parse
+from core.errors import UsageError
 from core.gpu import HostSampler, available_gpus, gpu_rows
+from core.pipeline.stages import refuse_missing_devices, selected
 from tests.faults.rig import wait_for
 
 ANSWERS: dict[str, Any] = {
@@ -45,6 +48,41 @@ def test_a_board_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (first.util_pct, first.power_w, first.power_limit_w) == (93.0, 612.0, 700.0)
     assert (first.mem_used_bytes, first.mem_total_bytes, first.temp_c) == (5 << 30, 141 << 30, 71.0)
     assert first.throttle == "power cap"
+
+
+@pytest.mark.parametrize(
+    ("device", "boards", "why"),
+    [
+        ("cpu", 0, ""),
+        ("mps", 0, ""),
+        ("cuda", 2, ""),
+        ("cuda:1", 2, ""),
+        ("cuda:2", 2, "this host has 2 GPUs, counted from 0"),
+        ("cuda:1", 1, "this host has 1 GPU, counted from 0"),
+        ("cuda", 0, "this host has no GPU"),
+    ],
+)
+def test_a_device_that_is_not_there_is_told_without_torch(
+    monkeypatch: pytest.MonkeyPatch, device: str, boards: int, why: str
+) -> None:
+    monkeypatch.setattr(gpu, "available_gpus", lambda: [object()] * boards)
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    assert gpu.why_missing(device) == why
+    config = parse({"target": {"device": device}, "run": {"stages": ["generate"]}}, "t")
+    refuse_missing_devices(config, selected(config))  # nothing that needs it runs
+    config = parse({"target": {"device": device}}, "t")
+    if not why:
+        refuse_missing_devices(config, selected(config))
+        return
+    with pytest.raises(UsageError, match=r"leave stage extract out of run\.stages") as caught:
+        refuse_missing_devices(config, selected(config))
+    assert f'target.device = "{device}": {why}' in str(caught.value)
+
+
+def test_a_driver_that_nvml_does_not_show_gets_the_benefit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "available_gpus", list)
+    monkeypatch.setattr(Path, "exists", lambda self: str(self) == "/dev/kfd")
+    assert gpu.why_missing("cuda:7") == ""
 
 
 @pytest.mark.parametrize("name", sorted(ANSWERS))
