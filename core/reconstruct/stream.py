@@ -4,7 +4,7 @@ Linear in the stream's size. Pieces of text are joined before anything is encode
 not a chunk of the BPE.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -36,6 +36,41 @@ def merge_stream(raw: str) -> Merged:
     return merger.result(cut=bool(tail) and not merger.done)
 
 
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    reasoning_details: list[Any] | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Step(msgspec.Struct):
+    delta: _Delta
+    index: Literal[0] = 0
+    message: None = None
+    finish_reason: None = None
+    native_finish_reason: None = None
+    token_ids: None = None
+    response_token_ids: None = None
+    prompt_token_ids: None = None
+    error: None = None
+
+
+class _Plain(msgspec.Struct):
+    """An event that only goes on: nearly all of a stream. It names every field that `_add_any`
+    reads, so that one which says more, an error above all, does not decode and goes the long way.
+    Half its time."""
+
+    choices: tuple[_Step]
+    usage: None = None
+    prompt_token_ids: None = None
+    error: None = None
+    output_ids: Literal["absent"] = "absent"
+
+
+_plain = msgspec.json.Decoder(_Plain).decode
+
+
 class _Merger:
     def __init__(self) -> None:
         self.done = False
@@ -52,6 +87,28 @@ class _Merger:
 
     def add(self, payload: bytes) -> bool:
         """False when nothing after it can be trusted."""
+        try:
+            step = _plain(payload).choices[0]
+        except msgspec.DecodeError:
+            return self._add_any(payload)
+        self._add_delta(step.delta)
+        return True
+
+    def _add_delta(self, delta: _Delta) -> None:
+        for name, text in (
+            ("content", delta.content),
+            ("reasoning", delta.reasoning),
+            ("reasoning_content", delta.reasoning_content),
+        ):
+            if text:
+                self._texts[name].append(text)
+        if delta.reasoning_details:
+            self._details += delta.reasoning_details
+        for piece in delta.tool_calls or ():
+            if isinstance(piece, dict):
+                self._add_call(piece)
+
+    def _add_any(self, payload: bytes) -> bool:
         try:
             event = parse_json(payload)
         except ValueError:
