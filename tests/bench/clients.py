@@ -1,5 +1,5 @@
-"""Clients in eyas's own interpreter, each in a process of its own: aiohttp and nothing else, and the
-engine's generate stage with its files on disk. Started by `tests.bench.generate`."""
+"""Clients in eyas's own interpreter, each in a process of its own: aiohttp and nothing else, and
+the engine's generate stage with its files on disk. Started by `tests.bench.generate`."""
 
 import asyncio
 import json
@@ -45,7 +45,8 @@ async def engine(options: Any) -> dict[str, float]:
     from core.reconstruct import StopOffsets, judge
     from core.render.base import load_renderer
     from core.schema import Prompt
-    from core.store import Appender
+    from core.store import Appender, RunDir
+    from core.store.replies import ReplyFile
 
     settings = {
         "run": {"budget_usd": 1e6},
@@ -73,8 +74,8 @@ async def engine(options: Any) -> dict[str, float]:
             clock.done()
 
     with tempfile.TemporaryDirectory() as folder:
-        completions = Appender(Path(folder) / "completions.jsonl")
-        spend = Appender(Path(folder) / "spend.jsonl")
+        run = RunDir(Path(folder))
+        completions, spend = ReplyFile(run), Appender(run.spend)
         ports = Ports(
             emit=emit,
             judge=lambda rollout, prompt, ids: judge(rollout, prompt, renderer, offsets, ids),

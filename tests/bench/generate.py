@@ -1,18 +1,24 @@
-"""Requests per second and CPU per request of the engine beside bare aiohttp and the OpenAI SDK,
-same gateway, same replies, in turns: `python -m tests.bench.generate [--requests N] [--in-flight
-64,512,2000] [--sdk] [--stream]`.
+"""Requests per second, CPU and memory of the engine beside bare aiohttp, the OpenAI SDK, litellm
+and bespokelabs-curator: `python -m tests.bench.generate [--in-flight 64,512,2000] [--rounds N]
+[--clients aiohttp,engine,...] [--stream]`.
 
-Each client runs in a process of its own against one replay gateway (a reply of about 1,000 tokens,
-1 s away). The engine does its whole work: render, reserve, write the dispatch, parse, classify,
-book, judge, store. Printed: requests per second, CPU milliseconds per request, peak memory, loop
-lag; ratios last. Targets: engine >= 0.9 x bare aiohttp at 2,000 in flight; 2,000 streams x 30
-events/s with a loop lag p99 under 20 ms."""
+One replay gateway, the same replies for all (about 1,000 tokens, `--delay-s` away), clients in
+processes of their own that take turns. Peers run where EYAS_SDK_PYTHON and EYAS_CURATOR_PYTHON
+name an interpreter that has them, and are left out with a message otherwise. The engine does its
+whole work: render, reserve, record the dispatch, parse, classify, book, judge, store.
+
+`--stream`: every stream brings 30 events/s for `REPLY_TOKENS / 30` seconds; the bytes of each are
+compared with those that the gateway wrote.
+
+Columns: median of the rounds [lowest-highest]; CPU is user + system of the client's process and its
+children; `gateway` is the gateway's own share of one core, which above 0.95 would mean that it and
+not the client was measured. Targets: engine >= 0.9 x bare aiohttp and >= 10 x the OpenAI SDK at
+2,000 in flight; 2,000 streams with a loop lag p99 under 20 ms on one core."""
 
 import argparse
-import asyncio
 import json
 import os
-import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,51 +26,124 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 REPLY_TOKENS = 1_000
-CLIENTS = ("aiohttp", "engine")
+STREAM_TOKENS_PER_S = 30.0
+OWN = ("aiohttp", "engine")
+PEERS = {
+    "openai": ("EYAS_SDK_PYTHON", "openai"),
+    "litellm": ("EYAS_SDK_PYTHON", "litellm"),
+    "curator": ("EYAS_CURATOR_PYTHON", "bespokelabs.curator"),
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=4_000)
-    parser.add_argument("--in-flight", default="64,512,2000")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=0, help="0: 8 windows, peers 2")
+    parser.add_argument("--in-flight", default="")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--delay-s", type=float, default=1.0)
-    parser.add_argument("--sdk", action="store_true", help="the OpenAI SDK as well (slow)")
+    parser.add_argument("--clients", default=",".join([*OWN, *PEERS]))
     parser.add_argument("--stream", action="store_true", help="30 events/s a stream")
-    parser.add_argument("--client", help=argparse.SUPPRESS)
-    parser.add_argument("--url", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.client:
-        work = {"aiohttp": bare, "engine": engine, "sdk": sdk}[options.client]
-        print(json.dumps(measured(work(options))))
-        return
-    clients = [*CLIENTS, *(["sdk"] if options.sdk else [])]
-    with tempfile.TemporaryDirectory() as folder, gateway(Path(folder), options) as url:
-        for width in map(int, options.in_flight.split(",")):
-            compare(options, clients, width, url)
+    clients = [c for c in options.clients.split(",") if available(c, options.stream)]
+    widths = options.in_flight or ("2000" if options.stream else "64,512,2000")
+    with tempfile.TemporaryDirectory() as folder, Gateway(Path(folder), options) as gateway:
+        for width in map(int, widths.split(",")):
+            rows: dict[str, list[dict[str, float]]] = {c: [] for c in clients}
+            for _ in range(options.rounds):
+                for client in clients:
+                    rows[client].append(turn(client, width, options, gateway))
+            show(width, rows)
 
 
-def compare(options: argparse.Namespace, clients: list[str], width: int, url: str) -> None:
-    best: dict[str, dict[str, float]] = {}
-    for _ in range(options.rounds):
-        for client in clients:
-            count = min(options.requests, max(width * 4, 256))
-            args = [sys.executable, "-m", "tests.bench.generate", "--client", client, "--url", url]
-            args += ["--requests", str(count), "--in-flight", str(width)]
-            args += ["--stream"] if options.stream else []
-            out = subprocess.run(args, capture_output=True, text=True, check=True).stdout
-            row = json.loads(out.splitlines()[-1])
-            if client not in best or row["per_s"] > best[client]["per_s"]:
-                best[client] = row
-    for client, row in best.items():
-        ratio = row["per_s"] / best["aiohttp"]["per_s"]
-        print(
-            f"{width:>5} in flight  {client:<8} {row['per_s']:8.1f} requests/s"
-            f"  {row['cpu_ms']:6.2f} ms CPU each  {row['rss_mb']:6.0f} MB"
-            f"  lag p99 {row['lag_ms']:5.1f} ms  {ratio:5.2f} x aiohttp",
-            flush=True,
+def available(client: str, stream: bool) -> bool:
+    if client in OWN:
+        return True
+    variable, module = PEERS[client]
+    python = os.environ.get(variable)
+    if stream and client == "curator":
+        print("curator left out: it does not stream", flush=True)
+    elif not python:
+        print(f"{client} left out: {variable} names no interpreter", flush=True)
+    elif subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode:
+        print(f"{client} left out: {python} cannot import {module}", flush=True)
+    else:
+        return True
+    return False
+
+
+def turn(
+    client: str, width: int, options: argparse.Namespace, gateway: "Gateway"
+) -> dict[str, float]:
+    windows, least = (2, 512) if client in PEERS else (8, 1_024)  # peers would take minutes
+    count = options.requests or (width if options.stream else max(least, windows * width))
+    python, module = sys.executable, "tests.bench.clients"
+    if client in PEERS:
+        python, module = os.environ[PEERS[client][0]], "tests.bench.peer_clients"
+    args = [python, "-m", module, client, "--url", gateway.url]
+    args += ["--requests", str(count), "--in-flight", str(width)]
+    args += ["--stream"] if options.stream else []
+    before = gateway.cpu_s()
+    done = subprocess.run(args, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{client}: ended with {done.returncode}\n{done.stderr[-2_000:]}")
+    row: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    row["gateway"] = (gateway.cpu_s() - before) / row["seconds"]
+    return row
+
+
+def show(width: int, rows: dict[str, list[dict[str, float]]]) -> None:
+    def middle(client: str, field: str) -> float:
+        return statistics.median(row[field] for row in rows[client])
+
+    def spread(client: str, field: str, form: str) -> str:
+        values = sorted(row[field] for row in rows[client])
+        low, high = (format(v, form) for v in (values[0], values[-1]))
+        return f"{statistics.median(values):{form}} [{low}-{high}]"
+
+    print(f"\n{width} in flight", flush=True)
+    columns = (
+        ("requests/s", 20),
+        ("steady/s", 20),
+        ("CPU ms each", 18),
+        ("peak MB", 8),
+        ("lag ms p50/p95/p99/max", 24),
+        ("gateway", 8),
+        ("x aiohttp", 10),
+    )
+    print(f"{'':<8}" + "".join(f"{name:>{size}}" for name, size in columns))
+    for client, mine in rows.items():
+        steady = "steady_per_s" if all("steady_per_s" in r for r in mine) else "per_s"
+        lags = ratio = "-"
+        if "lag50_ms" in mine[0]:
+            points = ("50", "95", "99", "max")
+            lags = "/".join(f"{middle(client, f'lag{p}_ms'):.1f}" for p in points)
+        if "aiohttp" in rows:
+            base = "steady_per_s" if "steady_per_s" in rows["aiohttp"][0] else "per_s"
+            ratio = f"{middle(client, steady) / middle('aiohttp', base):.2f}"
+        cells = (
+            spread(client, "per_s", ".0f"),
+            spread(client, steady, ".0f"),
+            spread(client, "cpu_ms", ".2f"),
+            f"{middle(client, 'peak_mb'):.0f}",
+            lags,
+            f"{middle(client, 'gateway'):.2f}",
+            ratio,
         )
+        print(
+            f"{client:<8}" + "".join(f"{c:>{s}}" for c, (_, s) in zip(cells, columns, strict=True))
+        )
+        if all("bytes" in row for row in mine):
+            last = mine[-1]
+            print(
+                f"{'':<10}{last['replies']:.0f} replies, {last['bytes']:.0f} bytes, every one that "
+                f"the gateway wrote; {middle(client, 'cpu_share'):.2f} of one core",
+                flush=True,
+            )
 
 
 def reply_ids() -> list[int]:
@@ -90,181 +169,39 @@ def reply_ids() -> list[int]:
     return [*thinking, grammar.think_close, *encode("\n".join(content)), grammar.end]
 
 
-class gateway:
-    """The replay gateway as a process; yields its OpenRouter base URL."""
+class Gateway:
+    """The replay gateway as a process, and its OpenRouter base URL."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         tape = folder / "tape.jsonl"
         line = {"completion_ids": reply_ids(), "prompt_tokens": 20}
         tape.write_text(json.dumps(line) + "\n")
-        self.ready = folder / "ready.json"
-        speed = 30.0 if options.stream else 0.0
-        args = ["gateway", "--ready", str(self.ready), "--replay", str(tape)]
+        self.url = ""
+        self._ready = folder / "ready.json"
+        speed = STREAM_TOKENS_PER_S if options.stream else 0.0
+        args = ["gateway", "--ready", str(self._ready), "--replay", str(tape)]
         args += ["--latency-scale", "0", "--exit-with-stdin", "--credit", "1000000"]
         args += ["--tokens-per-s", str(speed), "--ttft-s", str(options.delay_s)]
-        self.process = subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "core", *args], stdin=subprocess.PIPE
         )
 
-    def __enter__(self) -> str:
-        while not self.ready.exists():
-            if self.process.poll() is not None:
+    def cpu_s(self) -> float:
+        times = psutil.Process(self._process.pid).cpu_times()
+        return times.user + times.system
+
+    def __enter__(self) -> "Gateway":
+        while not self._ready.exists():
+            if self._process.poll() is not None:
                 raise SystemExit("the gateway did not start")
             time.sleep(0.05)
-        return str(json.loads(self.ready.read_text())["base_url_openrouter"])
+        self.url = str(json.loads(self._ready.read_text())["base_url_openrouter"])
+        return self
 
-    def __exit__(self, *_: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-
-
-def measured(work: Any) -> dict[str, float]:
-    """Run a client; CPU and memory of this process alone."""
-    before = time.process_time()
-    count, seconds, lag_s = asyncio.run(work)
-    cpu = time.process_time() - before
-    return {
-        "per_s": count / seconds,
-        "cpu_ms": cpu / count * 1_000,
-        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "lag_ms": lag_s * 1_000,
-    }
-
-
-async def lag_of(samples: list[float]) -> None:
-    while True:
-        before = time.monotonic()
-        await asyncio.sleep(0.01)
-        samples.append(time.monotonic() - before - 0.01)
-
-
-def p99(samples: list[float]) -> float:
-    return sorted(samples)[int(len(samples) * 0.99)] if samples else 0.0
-
-
-def body_of(number: int, options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "model": "eyas/embedded",
-        "messages": [{"role": "user", "content": f"What is 2 + {number}?"}],
-        "max_tokens": 4_096,
-        "stream": options.stream,
-        "provider": {"only": ["alder"], "allow_fallbacks": False},
-    }
-
-
-async def bare(options: argparse.Namespace) -> tuple[int, float, float]:
-    """aiohttp and nothing else: encode, post, read, decode."""
-    import aiohttp
-    import msgspec
-
-    gate = asyncio.Semaphore(int(options.in_flight))
-    samples: list[float] = []
-    lag = asyncio.create_task(lag_of(samples))
-    headers = {"Authorization": "Bearer bench", "Content-Type": "application/json"}
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
-
-        async def one(number: int) -> None:
-            async with gate:
-                body = msgspec.json.encode(body_of(number, options))
-                async with session.post(f"{options.url}/chat/completions", data=body) as reply:
-                    raw = await reply.read()
-                    assert reply.status == 200, raw[:200]
-                    if not options.stream:
-                        msgspec.json.decode(raw)
-
-        start = time.monotonic()
-        await asyncio.gather(*(one(i) for i in range(options.requests)))
-        seconds = time.monotonic() - start
-    lag.cancel()
-    return options.requests, seconds, p99(samples)
-
-
-async def sdk(options: argparse.Namespace) -> tuple[int, float, float]:
-    """The OpenAI SDK with its defaults but for retries and timeouts."""
-    import openai
-
-    gate = asyncio.Semaphore(int(options.in_flight))
-    samples: list[float] = []
-    lag = asyncio.create_task(lag_of(samples))
-    async with openai.AsyncOpenAI(
-        base_url=options.url, api_key="bench", max_retries=0, timeout=600
-    ) as client:
-
-        async def one(number: int) -> None:
-            async with gate:
-                body = body_of(number, options)
-                provider = {"provider": body.pop("provider")}
-                reply = await client.chat.completions.create(**body, extra_body=provider)
-                if options.stream:
-                    async for _ in reply:
-                        pass
-
-        start = time.monotonic()
-        await asyncio.gather(*(one(i) for i in range(options.requests)))
-        seconds = time.monotonic() - start
-    lag.cancel()
-    return options.requests, seconds, p99(samples)
-
-
-async def engine(options: argparse.Namespace) -> tuple[int, float, float]:
-    """The whole generate stage with its files on disk; judged by the real rebuild."""
-    from core.config import parse
-    from core.embedded import TARGET_DIR
-    from core.generate import Generator, Ports
-    from core.reconstruct import StopOffsets, judge
-    from core.render.base import load_renderer
-    from core.schema import Prompt
-    from core.store import Appender
-
-    os.environ["OPENROUTER_API_KEY"] = "bench-key"
-    config = parse(
-        {
-            "run": {"budget_usd": 1e6},
-            "generate": {
-                "max_in_flight": int(options.in_flight),
-                "max_tokens": 4_096,
-                "canary": 0,
-                "openrouter": {
-                    "base_url": options.url,
-                    "stream": options.stream,
-                    "only": ["alder"],
-                },
-            },
-        },
-        "bench",
-    )
-    prompts = [
-        Prompt(
-            prompt_id=f"p{i}",
-            twin_id=f"t{i}",
-            dataset="d",
-            messages=[{"role": "user", "content": f"What is 2 + {i}?"}],
-        )
-        for i in range(options.requests)
-    ]
-    renderer, offsets = load_renderer(TARGET_DIR, "kimi-k2.5"), StopOffsets()
-    samples: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
-        completions = Appender(Path(folder) / "completions.jsonl")
-        spend = Appender(Path(folder) / "spend.jsonl")
-        ports = Ports(
-            emit=lambda event: None,
-            judge=lambda rollout, prompt: judge(rollout, prompt, renderer, offsets),
-            renderer=renderer,
-            completions=completions,
-            spend=spend,
-        )
-        lag = asyncio.create_task(lag_of(samples))
-        start = time.monotonic()
-        result = await Generator(config, prompts, ports).run()
-        seconds = time.monotonic() - start
-        lag.cancel()
-        completions.close()
-        spend.close()
-    assert sum(result.outcomes.values()) == options.requests, result
-    return options.requests, seconds, p99(samples)
+    def __exit__(self, *_: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
 
 
 if __name__ == "__main__":
