@@ -4,6 +4,7 @@ Promises: no request that is billed, nothing written. Knows where each part of e
 it works."""
 
 import asyncio
+import contextlib
 import resource
 import shutil
 from collections.abc import Iterator
@@ -20,8 +21,10 @@ from core.pipeline.setting import resolve
 from core.pipeline.stages import refuse_missing_devices, selected
 from core.prompts import load_prompts
 from core.providers import make_provider
+from core.providers.base import Advice
 from core.providers.http import FDS_KEPT_BACK
 from core.render.source import pinned, renderer_of
+from core.render.tokenizer import TokenizerLike
 from core.schema import Prompt, Sampling
 
 BYTES_PER_TOKEN = 6
@@ -38,6 +41,7 @@ def examine(config: Config, base: Path) -> list[Check]:
     """All checks, in the order in which a run would meet them."""
     config = resolve(config, base)
     checks = [_tokenizer(config), *_limits(config), _devices(config)]
+    prompts: list[Prompt] = []
     try:
         prompts = load_prompts(config)
         checks.append(Check("ok", "prompts", f"{len(prompts)} from {_datasets(config)}"))
@@ -47,7 +51,7 @@ def examine(config: Config, base: Path) -> list[Check]:
     if needs_gateway(config):
         checks.append(Check("ok", "backends", "the run starts the embedded gateway on loopback"))
     else:
-        checks += asyncio.run(_backends(config))
+        checks += asyncio.run(_backends(config, prompts))
     return checks
 
 
@@ -114,33 +118,43 @@ def _size(count_bytes: int) -> str:
     return f"{count_bytes / 1e9:.1f} GB" if count_bytes >= 1e9 else f"{count_bytes / 1e6:.1f} MB"
 
 
-async def _backends(config: Config) -> list[Check]:
+async def _backends(config: Config, prompts: list[Prompt]) -> list[Check]:
     names = dict.fromkeys(d.backend for d in config.dataset)
     if any(d.twins or d.arm == "local" for d in config.dataset):
         names["sglang"] = None
     checks: list[Check] = []
     for name in names:
         try:
-            checks += await _preflight(config, name)
+            count = sum(p.backend == name for p in prompts)
+            checks += await _preflight(config, name, count)
         except EyasError as e:
             checks.append(Check("fail", name, str(e)))
     return checks
 
 
-async def _preflight(config: Config, name: str) -> list[Check]:
+async def _preflight(config: Config, name: str, prompts: int) -> list[Check]:
+    tokenizer: TokenizerLike | None = None
+    with contextlib.suppress(EyasError):  # which has its own line
+        tokenizer = renderer_of(config).tokenizer
     provider = make_provider(name, config)
     generate = config.generate
     sampling = Sampling(
         temperature=generate.temperature, top_p=generate.top_p, max_tokens=generate.max_tokens
     )
     try:
-        lines = await provider.preflight(sampling)
+        lines = await provider.preflight(sampling, tokenizer)
     finally:
         await provider.close()
-    checks = [Check("ok", name, line.removeprefix(f"{name}: ")) for line in lines]
-    worst = max((s.price.worst_usd(0, generate.max_tokens) for s in provider.lanes), default=0.0)
-    if worst > config.run.budget_usd:
-        checks.append(Check("fail", name, f"one reply may cost ${worst:.4f}, above run.budget_usd"))
-    elif worst:
-        checks.append(Check("ok", name, f"one reply costs at most ${worst:.4f}"))
+    checks = [
+        Check("warn" if isinstance(line, Advice) else "ok", name, line.removeprefix(f"{name}: "))
+        for line in lines
+    ]
+    worst = [s.price.worst_usd(1, generate.max_tokens) for s in provider.lanes]
+    budget = config.run.budget_usd
+    if min(worst) > budget:
+        said = f"run.budget_usd {budget:g} is below one worst-case request (${min(worst):.4f})"
+        checks.append(Check("fail", name, f"{said}; raise it or lower generate.max_tokens"))
+    elif max(worst) > 0:
+        said = f"one reply costs at most ${max(worst):.4f}, those to all {prompts} prompts"
+        checks.append(Check("ok", name, f"{said} ${max(worst) * prompts:.2f}"))
     return checks
