@@ -8,7 +8,7 @@ from typing import Any
 
 from core.providers import base
 from core.providers.classify import classify_parsed, parsed_or_none
-from core.providers.price import Price, cost_of, finite
+from core.providers.price import MOST, Price, cost_of, finite
 from core.schema import Message, Prompt, Usage
 
 
@@ -47,6 +47,8 @@ def template_switches(prompt: Prompt) -> dict[str, bool]:
 
 def count(value: Any) -> int | None:
     """A token count as a provider wrote it; None unless it is a whole non-negative number."""
+    if type(value) is int:
+        return value if 0 <= value <= MOST else None
     number = finite(value)
     return int(value) if number is not None and number >= 0 and value == int(value) else None
 

@@ -175,13 +175,6 @@ def error_in_body(
     return base.UpstreamError(error_message(body, "error in the reply"))
 
 
-def classify_transport(
-    status: int, headers: Mapping[str, str], body: bytes | bytearray | str, wall_now: float = 0.0
-) -> base.Failure | None:
-    """A whole, non-streamed reply. None: its transport is sound and its content may be judged."""
-    return classify_parsed(status, headers, body, parsed_or_none(body), wall_now)
-
-
 def parsed_or_none(body: bytes | bytearray | str) -> Any:
     """White space before the JSON is a keep-alive and legal (case C34)."""
     try:
@@ -197,7 +190,8 @@ def classify_parsed(
     parsed: Any,
     wall_now: float,
 ) -> base.Failure | None:
-    """The same for a body that has been parsed already (None: it is no JSON)."""
+    """A whole, non-streamed reply; `parsed` as by `parsed_or_none`. None: its transport is sound
+    and its content may be judged."""
     if status >= 400:
         return classify_error(status, headers, parsed, wall_now)
     if not isinstance(parsed, dict):

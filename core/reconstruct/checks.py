@@ -194,7 +194,7 @@ def emptiness_problems(walked: Walked, items: Sequence[Item]) -> list[str]:
 
 def is_degenerate(ids: Sequence[int]) -> bool:
     """1,024 tokens, but for the last eight the last ones, repeat with a period of at most 64."""
-    tail = ids[-_REPEAT_TOKENS - _REPEAT_END : -_REPEAT_END]
-    if len(tail) < _REPEAT_TOKENS or len(set(tail)) > _REPEAT_PERIOD:
+    if len(ids) < _REPEAT_TOKENS + _REPEAT_END or len(set(ids[-256:-_REPEAT_END])) > _REPEAT_PERIOD:
         return False
+    tail = ids[-_REPEAT_TOKENS - _REPEAT_END : -_REPEAT_END]
     return any(tail[p:] == tail[:-p] for p in range(1, _REPEAT_PERIOD + 1))

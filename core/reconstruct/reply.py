@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from core.providers.chat import count
-from core.providers.classify import classify_transport, error_in_body, parse_json
+from core.providers.classify import classify_parsed, error_in_body, parsed_or_none
 from core.reconstruct.stream import merge_stream
 from core.schema import ToolCall, Usage
 
@@ -48,8 +48,9 @@ def read_reply(kind: str, raw: str | None, status: int | None, headers: Mapping[
     """`kind`: `json` for a body, `sse` for a stream's events, `none` when nothing came."""
     if kind == "none" or raw is None:
         return Reply(problems=["no_reply"])
-    # Bytes that were no UTF-8 arrive as lone surrogates: as JSON escapes they stay readable.
-    raw = raw.encode("utf-8", "backslashreplace").decode()
+    if not raw.isascii():
+        # Bytes that were no UTF-8 arrive as lone surrogates: as JSON escapes they stay readable.
+        raw = raw.encode("utf-8", "backslashreplace").decode()
     try:
         if kind == "sse":
             merged = merge_stream(raw)
@@ -62,13 +63,10 @@ def read_reply(kind: str, raw: str | None, status: int | None, headers: Mapping[
 
 
 def _read_json(raw: str, status: int, headers: Mapping[str, str]) -> Reply:
-    failure = classify_transport(status, headers, raw)
+    body = parsed_or_none(raw)
+    failure = classify_parsed(status, headers, raw, body, 0.0)
     if failure is None:
-        return read_body(parse_json(raw))
-    try:
-        body = parse_json(raw)
-    except ValueError:
-        body = None
+        return read_body(body)
     if not isinstance(body, dict):
         body = {}
         if failure.kind == "body_truncated" and raw.strip().endswith("}"):

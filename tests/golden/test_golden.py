@@ -1,4 +1,4 @@
-"""Golden vectors of Kimi-K2.5 where more is known of them than `eyas tokens` prints (`test_cli`)."""
+"""Golden vectors of Kimi-K2.5 where more is known than `eyas tokens` prints (see `test_cli`)."""
 
 import hashlib
 import json

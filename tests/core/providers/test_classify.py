@@ -10,7 +10,13 @@ import pytest
 
 from core.providers import base
 from core.providers.chat import generation_id_in, usage_of
-from core.providers.classify import classify_transport, kept_headers, parse_json, retry_after_s
+from core.providers.classify import (
+    classify_parsed,
+    kept_headers,
+    parse_json,
+    parsed_or_none,
+    retry_after_s,
+)
 from core.providers.price import Price, cost_of, money
 from tests.conftest import SHARED
 
@@ -18,6 +24,12 @@ CASES = SHARED / "cases"
 needs_cases = pytest.mark.skipif(not CASES.exists(), reason=f"case files are not at {CASES}")
 PAID = Price(prompt=1e-6, completion=3e-6)
 WALL = 1_790_000_000.0
+
+
+def classified(
+    status: int, headers: dict[str, str], text: str | bytes, wall_now: float = 0.0
+) -> base.Failure | None:
+    return classify_parsed(status, headers, text, parsed_or_none(text), wall_now)
 
 
 def body(**fields: Any) -> str:
@@ -67,7 +79,7 @@ OK = body(id="gen-1", choices=[{"finish_reason": "stop", "message": {"content": 
 def test_classes(
     status: int, text: str, kind: type[base.Failure], retryable: bool, paid: str
 ) -> None:
-    failure = classify_transport(status, {}, text)
+    failure = classified(status, {}, text)
     assert type(failure) is kind
     assert isinstance(failure, base.RETRYABLE) is retryable
     assert failure.paid == paid
@@ -75,9 +87,9 @@ def test_classes(
 
 
 def test_a_sound_reply_has_no_class() -> None:
-    assert classify_transport(200, {}, OK) is None
-    assert classify_transport(200, {}, "\n         \n" + OK) is None
-    assert classify_transport(200, {}, OK.encode()) is None
+    assert classified(200, {}, OK) is None
+    assert classified(200, {}, "\n         \n" + OK) is None
+    assert classified(200, {}, OK.encode()) is None
 
 
 def test_retry_after_in_all_its_forms() -> None:
@@ -106,8 +118,8 @@ def test_a_wait_that_is_no_number_is_none(headers: dict[str, str], body: dict[st
 
 
 def test_platform_limit_is_told_from_a_provider_limit() -> None:
-    own = classify_transport(429, {}, body(error={"message": "slow down", "metadata": {}}))
-    upstream = classify_transport(
+    own = classified(429, {}, body(error={"message": "slow down", "metadata": {}}))
+    upstream = classified(
         429, {}, body(error={"message": "x", "metadata": {"provider_name": "Alder"}})
     )
     assert isinstance(own, base.Throttled) and own.platform
@@ -115,7 +127,7 @@ def test_platform_limit_is_told_from_a_provider_limit() -> None:
 
 
 def test_messages_are_short_and_headers_are_few() -> None:
-    failure = classify_transport(
+    failure = classified(
         400, {}, body(error={"message": "a\nb " * 500, "metadata": {"raw": {"x": 1}}})
     )
     assert failure is not None
@@ -133,7 +145,7 @@ def test_lone_surrogates_are_read() -> None:
 @needs_cases
 def test_c28_an_error_in_a_200_is_a_rate_limit() -> None:
     case = json.loads((CASES / "C28.json").read_text())
-    failure = classify_transport(200, {}, json.dumps(case["response"]["body"]))
+    failure = classified(200, {}, json.dumps(case["response"]["body"]))
     assert failure is not None and failure.kind == case["expect"]["class"]
     assert failure.paid == "no"
 
@@ -142,7 +154,7 @@ def test_c28_an_error_in_a_200_is_a_rate_limit() -> None:
 def test_c30_empty_choices_are_billed() -> None:
     case = json.loads((CASES / "C30.json").read_text())
     reply = case["response"]["body"]
-    failure = classify_transport(200, {}, json.dumps(reply))
+    failure = classified(200, {}, json.dumps(reply))
     assert failure is not None and failure.kind == case["expect"]["class"]
     assert usage_of(reply, PAID).cost_usd == case["expect"]["cost_booked"]
 
@@ -152,10 +164,10 @@ def test_c34_cut_html_and_padded_bodies() -> None:
     expect = json.loads((CASES / "C34.expect.json").read_text())
     for name in ("truncated", "html"):
         raw = (CASES / f"C34.{name}.txt").read_bytes()
-        failure = classify_transport(200, {}, raw)
+        failure = classified(200, {}, raw)
         assert failure is not None and failure.kind == expect[name]["class"]
     assert generation_id_in((CASES / "C34.truncated.txt").read_bytes()) == "gen-3"
-    assert classify_transport(200, {}, (CASES / "C34.ws.txt").read_bytes()) is None
+    assert classified(200, {}, (CASES / "C34.ws.txt").read_bytes()) is None
 
 
 @needs_cases
