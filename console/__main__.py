@@ -14,7 +14,7 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from core.store import RunDir
@@ -57,8 +57,7 @@ def _page(words: list[str]) -> int:
     if words[0] == "probe":
         parser.add_argument("sample", nargs="?", default="")
         parser.add_argument("--against", default="")
-    parser.add_argument("--runs", type=Path)
-    parser.add_argument("--plain", action="store_true")
+    _common(parser)
     options = parser.parse_args(words[1:])
     _choose_folder(options.runs)
     if words[0] == "list":
@@ -70,16 +69,15 @@ def _page(words: list[str]) -> int:
         case "watch":
             return asyncio.run(_watch(run))
         case "probe":
-            return plain.show_probe(run, options.sample, options.against)
+            return _probe(run, options)
         case "audit":
             return plain.show_audit(run)
         case _:
             return plain.show_report(run)
 
 
-def _screen(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="eyas", description="the console of eyas")
-    parser.add_argument("run", nargs="?", default="")
+def _common(parser: argparse.ArgumentParser) -> None:
+    """Options of everything that may open the screen."""
     parser.add_argument(
         "--read-only", action="store_true", help="watch only: no key can change the run"
     )
@@ -92,6 +90,12 @@ def _screen(words: list[str]) -> int:
     parser.add_argument(
         "--low-bandwidth", action="store_true", help="1 Hz, terminal colours, no plots"
     )
+
+
+def _screen(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="eyas", description="the console of eyas")
+    parser.add_argument("run", nargs="?", default="")
+    _common(parser)
     options = parser.parse_args(words)
     _choose_folder(options.runs)
     from core.store import find_run
@@ -102,9 +106,14 @@ def _screen(words: list[str]) -> int:
 
         return asyncio.run(_watch(run)) if run else plain.show_list(options.runs)
 
+    return _open(run, options)
+
+
+def _open(run: "RunDir | None", options: argparse.Namespace, *probing: Any) -> int:
+    """The screen; `probing`: the sample's row and what to compare it with, or nothing."""
     import msgspec
 
-    from console.app import ConsoleApp
+    from console.app import ConsoleApp, Probing
     from console.driver import utf8_stdio
     from core.config import Console
 
@@ -117,13 +126,31 @@ def _screen(words: list[str]) -> int:
         low_bandwidth=config.low_bandwidth or options.low_bandwidth,
     )
     utf8_stdio()
-    app = ConsoleApp(run, options.read_only, config, options.runs, options.replay)
+    first = Probing(*probing) if probing else None
+    app = ConsoleApp(run, options.read_only, config, options.runs, options.replay, first)
     app.run()
     if app.left_running:
         with contextlib.suppress(OSError):  # the terminal may be what went away
             name = app.left_running
             sys.stderr.write(f"{name} keeps running: eyas attach {name} | eyas halt {name}\n")
     return app.return_code or 0
+
+
+def _probe(run: "RunDir", options: argparse.Namespace) -> int:
+    """In the console where there is a screen; a live probe's page is lines everywhere."""
+    from console.plain_probe import show_probe
+
+    if options.plain or not can_draw() or (run.probe.exists() and not options.sample):
+        return show_probe(run, options.sample, options.against)
+    from console import probe
+    from core.journal import load_view
+
+    row = None
+    if options.sample:
+        row = probe.find_row(run, options.sample, load_view(run).outcomes)
+    if options.against:
+        probe.find_row(run, options.against)  # refused here, not on a screen
+    return _open(run, options, row, options.against)
 
 
 async def _watch(run: "RunDir") -> int:

@@ -127,12 +127,15 @@ STOPPED_FOOTER = ("resume", "detach", "help", *_COMMON, "summary")
 DONE_FOOTER = ("detach", "help", "summary", *_COMMON)
 LIST_FOOTER = ("detach", "help", "filter")
 SAMPLE_KEYS = (
-    ("n/p", "hunk"),
+    ("n/p", "next"),
+    ("t", "view"),
+    ("/", "find"),
+    ("#", "index"),
+    ("x", "twin"),
     ("f", "only diffs"),
     ("i", "ids"),
-    ("w", "whitespace"),
+    ("w", "spaces"),
     ("b", "bytes"),
-    ("t", "flow/diff"),
 )
 
 

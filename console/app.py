@@ -8,7 +8,7 @@ import datetime
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rich.console import RenderableType
 from textual._compositor import ChopsUpdate
@@ -32,9 +32,19 @@ from core.config import Console as ConsoleConfig
 from core.events import Halt
 from core.store import RunDir
 
+if TYPE_CHECKING:
+    from console.probe import Row
+
 MAX_BACKLOG = (
     3  # writes waiting for the terminal; beyond this a paint would only make a slow link slower
 )
+
+
+class Probing(NamedTuple):
+    """What the console opens on: the list of samples, or one of them."""
+
+    row: "Row | None" = None
+    against: str = ""
 
 
 class ConsoleApp(Steering, App[int], inherit_bindings=False):
@@ -52,6 +62,7 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
         config: ConsoleConfig | None = None,
         runs_folder: Path | None = None,
         replay_speed: float = 0.0,
+        probing: "Probing | None" = None,
         driver_class: type[Driver] | None = ConsoleDriver,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -59,7 +70,7 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
         super().__init__(driver_class=driver_class)
         self.config = config or ConsoleConfig()
         self.first_run, self.read_only, self.runs_folder = run, read_only, runs_folder
-        self.replay_speed = replay_speed
+        self.replay_speed, self.probing = replay_speed, probing
         self.clock, self.wall = clock, wall
         self.session: Session | None = None
         self.left_running = ""  # the run that went on when this console was left
@@ -88,6 +99,8 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
             self.push_screen(RunsScreen())
         else:
             self.open_run(self.first_run)
+            if self.probing is not None:
+                self._open_probe(self.probing)
 
     async def on_unmount(self) -> None:
         ConsoleDriver.on_halt = None
@@ -103,6 +116,14 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
         self.session = session
         session.start()
         self.push_screen(BoardScreen(session))
+
+    def _open_probe(self, probing: "Probing") -> None:
+        """The probe's list on the board, and a sample on the list."""
+        from console.screens.sample import SampleScreen
+
+        self.open_screen("probe")
+        if probing.row is not None and self.session is not None:
+            self.push_screen(SampleScreen(self.session, probing.row, probing.against))
 
     async def _close_run(self) -> None:
         session, self.session = self.session, None

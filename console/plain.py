@@ -14,15 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from console import exactness, probe, status
+from console import exactness, status
 from console import format as f
-from console.sanitize import clean, wrap
+from console.sanitize import clean
 from console.state import ConsoleState
 from console.summary import headline
-from console.widgets import tokens as tk
-from console.widgets.align import difference
-from console.widgets.evidence import evidence
-from console.widgets.flow import Flow
 from console.widgets.line import Line, Part, plain
 from console.widgets.run_panes import providers
 from console.widgets.spark import spark
@@ -231,71 +227,7 @@ def print_summary(out: Console, state: ConsoleState) -> None:
         out.print(Text(f"  {clean(part)}"))
 
 
-# ── probe, audit, report ────────────────────────────────────────────────────────────────────
-
-
-def show_probe(run: RunDir, name: str = "", against: str = "", most: int = 40) -> int:
-    """`eyas probe RUN [SAMPLE] [--against SAMPLE]`: the list, or one sample and its difference to
-    the twin.
-    """
-    out = make_console()
-    rows = probe.rows_of(run, load_view(run).outcomes)
-    if not name:
-        listed: list[list[Part]] = []
-        for r in rows[:most]:
-            mark = status.mark(status.VERDICT, r.verdict)
-            listed.append(
-                [
-                    (mark.text, mark.style),
-                    r.sample_id,
-                    r.dataset,
-                    r.arm,
-                    r.provider,
-                    r.error_class,
-                    f.count(r.tokens),
-                    f.count(r.billed),
-                ]
-            )
-        columns = [
-            ("verdict", "<"),
-            ("sample", "<"),
-            ("dataset", "<"),
-            ("arm", "<"),
-            ("provider", "<"),
-            ("why", "<"),
-            ("tokens", ">"),
-            ("billed", ">"),
-        ]
-        out.print(grid("", columns, listed))
-        if len(rows) > most:
-            out.print(Text(f"{len(rows) - most:,} more; the console (eyas attach) lists them all"))
-        return EXIT_DONE
-    opened = probe.open_sample(run, probe.find_row(rows, name), rows, against)
-    print_lines(out, evidence(opened, 110))
-    print_tokens(out, opened)
-    return EXIT_DONE
-
-
-def print_tokens(out: Console, opened: probe.Opened) -> None:
-    sample, twin = opened.sample, opened.twin
-    if sample is None or opened.tokenizer is None:
-        for part in wrap(opened.raw or "(ids only)", 110):
-            out.print(Text(part))
-        return
-    tokenizer = opened.tokenizer
-    if twin is None:
-        print_lines(out, Flow(tk.tokens_of(tokenizer, sample.token_ids), sample.prompt_len, 110))
-        return
-    local, other = (sample, twin) if sample.arm == "local" else (twin, sample)
-    left = tk.tokens_of(tokenizer, local.completion_ids)
-    right = tk.tokens_of(tokenizer, other.completion_ids)
-    diff = difference(local.completion_ids, other.completion_ids)
-    names = ("local", clean(other.provider or other.backend))
-    said, style = tk.headline(diff, left, right, names)
-    out.print(Text(said, style=STYLE.get(style, "")))
-    if not diff.identical:
-        shown = tk.DiffTable(diff, left, right, 110, tk.Options(ids=True, only_diffs=True))
-        print_lines(out, [shown.header(names), *shown])
+# ── audit, report ────────────────────────────────────────────────────────────────────
 
 
 def show_audit(run: RunDir) -> int:

@@ -1,4 +1,4 @@
-"""Samples of a run for the probe: listing, opening one with its twin, and the run's own tokenizer.
+"""Samples of a run for the probe: listing, opening one with its twins, and the run's own tokenizer.
 Runs in threads.
 
 Reads samples/*.parquet when the reconstruct stage has written it; before that only what the events
@@ -8,18 +8,22 @@ said is known, and a reply is shown as it was received.
 import contextlib
 import mmap
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
 from core.config import Config
 from core.errors import EyasError, StoreError
 from core.events import Outcome
-from core.schema import Rollout, Sample, Segment, ToolCall
-from core.store import RunDir, read_at, read_samples
+from core.schema import Prompt, Rollout, Sample
+from core.store import RunDir, find_samples, read_at, read_samples
 
 if TYPE_CHECKING:
-    from core.render.tokenizer import Tokenizer
+    from core.reconstruct.trials import Trial
+    from core.render.base import Renderer
+    from core.render.tokenizer import TokenizerLike
 
 LISTED = [
     "prompt_id",
@@ -31,19 +35,16 @@ LISTED = [
     "verdict",
     "error_class",
     "hypothesis",
-    "flags",
-    "finish_reason",
     "rebuilt_tokens",
     "billed_tokens",
-    "prompt_tokens_billed",
     "cost_usd",
-    "dropped",
 ]
 RAW_CHARS = 40_000
+T = TypeVar("T", Rollout, Prompt)
 
 
 class Row(NamedTuple):
-    """A line of the list. `sample` lacks the ids until it is opened."""
+    """A line of the list. `rebuilt`: there is a sample to open, not only an outcome."""
 
     sample_id: str
     prompt_id: str
@@ -56,169 +57,176 @@ class Row(NamedTuple):
     tokens: int | None
     billed: int | None
     cost_usd: float | None
-    sample: Sample | None
+    rebuilt: bool
 
 
 class Opened(NamedTuple):
-    """What the detail screen shows. `raw` stands in when there are no ids yet."""
+    """What the detail screen shows. `raw` stands in when there are no ids yet. `twins`: the other
+    samples of the same question, the one compared with first.
+    """
 
     row: Row
     sample: Sample | None
-    twin: Sample | None
-    tokenizer: "Tokenizer | None"
+    twins: list[Sample]
+    tokenizer: "TokenizerLike | None"
     raw: str
     note: str
+    trials: "list[Trial]"
+
+    @property
+    def twin(self) -> Sample | None:
+        return self.twins[0] if self.twins else None
 
 
-def rows_of(run: RunDir, outcomes: Sequence[Outcome]) -> list[Row]:
-    """All samples on disk; before the reconstruct stage, the newest outcomes."""
-    rows = [
-        Row(
-            s.sample_id,
-            s.prompt_id,
-            s.twin_id,
-            s.dataset,
-            s.arm,
-            s.provider or s.backend,
-            s.verdict,
-            s.error_class or s.hypothesis or "",
-            s.rebuilt_tokens,
-            s.billed_tokens,
-            s.cost_usd,
-            s,
-        )
-        for s in read_samples(run, LISTED)
-    ]
-    known = {row.prompt_id for row in rows}
-    for o in reversed(outcomes):
-        if o.prompt_id in known or o.outcome == "aborted":
-            continue
-        known.add(o.prompt_id)
-        rows.append(
-            Row(
-                o.sample_id or o.prompt_id,
-                o.prompt_id,
-                "",
-                o.dataset,
-                o.arm,
-                o.provider or o.backend,
-                o.verdict or o.outcome,
-                o.error_class or "",
-                o.completion_tokens,
-                o.completion_tokens,
-                o.cost_usd,
-                None,
-            )
-        )
-    return rows
+def row_of(s: Sample) -> Row:
+    return Row(
+        s.sample_id,
+        s.prompt_id,
+        s.twin_id,
+        s.dataset,
+        s.arm,
+        s.provider or s.backend,
+        s.verdict,
+        s.error_class or s.hypothesis or "",
+        s.rebuilt_tokens,
+        s.billed_tokens,
+        s.cost_usd,
+        True,
+    )
 
 
-def open_sample(run: RunDir, row: Row, rows: Sequence[Row], against: str = "") -> Opened:
-    """The sample with ids, its twin (same question, local arm; for a local sample the first other
-    arm), tokenizer.
+def _row_of_outcome(o: Outcome) -> Row:
+    return Row(
+        o.sample_id or o.prompt_id,
+        o.prompt_id,
+        "",
+        o.dataset,
+        o.arm,
+        o.provider or o.backend,
+        o.verdict or o.outcome,
+        o.error_class or "",
+        o.completion_tokens,
+        o.completion_tokens,
+        o.cost_usd,
+        False,
+    )
+
+
+def signature(run: RunDir) -> tuple[tuple[str, int, int], ...]:
+    """Changes when the samples on disk do: 83,000 of them take a second to list."""
+    found = []
+    for path in sorted(run.samples.glob("*.parquet")):
+        with contextlib.suppress(OSError):  # replaced meanwhile
+            info = path.stat()
+            found.append((path.name, info.st_mtime_ns, info.st_size))
+    return tuple(found)
+
+
+def rows_of(run: RunDir, outcomes: Sequence[Outcome], most: int | None = None) -> list[Row]:
+    """All samples on disk, or the first `most`; before the reconstruct stage, the newest
+    outcomes.
     """
-    tokenizer, note = _tokenizer(run)
-    if row.sample is None:
-        raw = _raw_reply(run, row.prompt_id)
-        return Opened(
-            row,
-            None,
-            None,
-            tokenizer,
-            raw,
-            note or "ids and verdict come with the reconstruct stage",
-        )
-    twin_row = find_twin(row, rows, against)
-    wanted = [r for r in (row, twin_row) if r is not None and r.sample is not None]
-    full = _with_ids(run, wanted)
-    twin = full.get(twin_row.sample_id) if twin_row is not None else None
-    return Opened(row, full.get(row.sample_id), twin, tokenizer, "", note)
+    rows = [row_of(s) for s in islice(read_samples(run, LISTED), most)]
+    return rows + outcome_rows(rows, outcomes)
 
 
-def find_twin(row: Row, rows: Sequence[Row], against: str = "") -> Row | None:
-    """By id when asked, else the same question through the local arm."""
-    if against:
-        return next((r for r in rows if r.sample_id.startswith(against)), None)
-    if not row.twin_id:
-        return None
-    others = [r for r in rows if r.twin_id == row.twin_id and r.sample_id != row.sample_id]
-    if row.arm == "local":
-        return next((r for r in others if r.arm != "local"), None)
-    return next((r for r in others if r.arm == "local"), None)
+def outcome_rows(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> list[Row]:
+    """What has ended and has no sample yet, newest first."""
+    known = {row.prompt_id for row in rows}
+    found = []
+    for o in reversed(outcomes):
+        if o.prompt_id not in known and o.outcome != "aborted":
+            known.add(o.prompt_id)
+            found.append(_row_of_outcome(o))
+    return found
 
 
-def find_row(rows: Sequence[Row], name: str) -> Row:
+def find_row(run: RunDir, name: str, outcomes: Sequence[Outcome] = ()) -> Row:
     """A sample by id or the unique beginning of one. Raises StoreError."""
-    found = [r for r in rows if r.sample_id == name] or [
-        r for r in rows if r.sample_id.startswith(name)
-    ]
-    if len(found) != 1:
-        what = (
-            f"{len(found)} samples of this run begin" if found else "no sample of this run begins"
-        )
+    samples = find_samples(run, "sample_id", name, prefix=True)
+    rows = [row_of(s) for s in samples]
+    rows += [r for r in outcome_rows(rows, outcomes) if r.sample_id.startswith(name)]
+    exact = [r for r in rows if r.sample_id == name]
+    if len(exact or rows) != 1:
+        what = "several samples of this run begin" if rows else "no sample of this run begins"
         raise StoreError(f"{name}: {what} like this; `eyas probe RUN` lists them")
-    return found[0]
+    return (exact or rows)[0]
 
 
-def _tokenizer(run: RunDir) -> tuple["Tokenizer | None", str]:
-    from core.render.source import tokenizer_dir
-    from core.render.tokenizer import Tokenizer  # tiktoken: only when a sample is opened
+def open_sample(run: RunDir, row: Row, against: str = "") -> Opened:
+    """The sample with ids, its twins (local arm first, for a local sample the others as they
+    come; or the one asked for), tokenizer, and what the hypotheses make of its reply.
+    """
+    renderer, note = _renderer(run)
+    tokenizer = renderer.tokenizer if renderer else None
+    found = find_samples(run, "sample_id", row.sample_id) if row.rebuilt else []
+    if not found:
+        rollout = _newest(run.completions, row.prompt_id, Rollout)
+        raw = (rollout.reply_raw or rollout.error or "")[:RAW_CHARS] if rollout else ""
+        note = note or "ids and verdict come with the reconstruct stage"
+        return Opened(row, None, [], tokenizer, raw, note, [])
+    sample = found[0]
+    twins = twins_of(run, sample, against)
+    return Opened(
+        row, sample, twins, tokenizer, "", note, _trials(run, sample, renderer) if renderer else []
+    )
+
+
+def twins_of(run: RunDir, sample: Sample, against: str = "") -> list[Sample]:
+    """Samples of the same question, local ones first; with `against` that one alone. Raises
+    StoreError.
+    """
+    if against:
+        other = find_row(run, against)
+        return find_samples(run, "sample_id", other.sample_id)
+    if not sample.twin_id:
+        return []
+    same = find_samples(run, "twin_id", sample.twin_id)
+    others = [s for s in same if s.sample_id != sample.sample_id]
+    return sorted(others, key=lambda s: s.arm != "local")
+
+
+def _renderer(run: RunDir) -> tuple["Renderer | None", str]:
+    from core.render.source import renderer_of  # tiktoken: only when a sample is opened
 
     config = run.load_config() if run.config_toml.exists() else Config()
     try:
-        return Tokenizer.load(tokenizer_dir(config.target.tokenizer)), ""
+        return renderer_of(config), ""
     except EyasError as e:
         return None, f"shown as ids: {e}"
 
 
-def _with_ids(run: RunDir, rows: Sequence[Row]) -> dict[str, Sample]:
-    """Only the rows asked for are decoded, so that one of 83,000 samples opens fast."""
-    import pyarrow.parquet as pq
+def _trials(run: RunDir, sample: Sample, renderer: "Renderer") -> "list[Trial]":
+    """Only where a count was off: elsewhere no hypothesis was needed."""
+    if sample.verdict not in ("hypothesis", "mismatch"):
+        return []
+    from core.reconstruct.trials import trials
 
-    ids = [r.sample_id for r in rows]
-    light = {r.sample_id: r.sample for r in rows if r.sample is not None}
-    out: dict[str, Sample] = {}
-    for path in sorted(run.samples.glob("*.parquet")):
-        columns = ["sample_id", "token_ids", "calls", "segments", "masked"]
-        found = pq.read_table(path, columns=columns, filters=[("sample_id", "in", ids)])
-        # Ids by numpy: pyarrow's own way holds the interpreter for a second on a reply of 2 MB.
-        ids_of = [row.values.to_numpy().tolist() for row in found["token_ids"]]
-        for record, token_ids in zip(
-            found.drop_columns("token_ids").to_pylist(), ids_of, strict=True
-        ):
-            out[record["sample_id"]] = msgspec.structs.replace(
-                light[record["sample_id"]],
-                token_ids=token_ids,
-                masked=record["masked"] or [],
-                calls=msgspec.json.decode(record["calls"] or "[]", type=list[ToolCall]),
-                segments=msgspec.json.decode(record["segments"] or "[]", type=list[Segment]),
-            )
-        if len(out) == len(ids):
-            break
-    return out
+    rollout = _newest(run.completions, sample.prompt_id, Rollout)
+    prompt = _newest(run.prompts, sample.prompt_id, Prompt)
+    if rollout is None or prompt is None:
+        return []
+    return trials(rollout, prompt, renderer, sample.billed_tokens)
 
 
-def _raw_reply(run: RunDir, prompt_id: str) -> str:
-    """The newest reply to a prompt, as received. Searched as bytes from the end: the other replies,
-    gigabytes of a long run, are not decoded."""
+def _newest(path: Path, prompt_id: str, kind: type[T]) -> T | None:
+    """The newest record of a prompt. Searched as bytes from the end: the other records, gigabytes
+    of a long run, are not decoded."""
     try:
-        with (
-            run.completions.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as lines,
-        ):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as lines:
             quoted = msgspec.json.encode(prompt_id)
             end = len(lines)
             while (found := lines.rfind(quoted, 0, end)) >= 0:
                 end = lines.rfind(b"\n", 0, found) + 1
-                for rollout in _readable(run, end):
-                    if rollout.prompt_id == prompt_id:
-                        return (rollout.reply_raw or rollout.error or "")[:RAW_CHARS]
+                for record in _readable(path, end, kind):
+                    if record.prompt_id == prompt_id:
+                        return record
     except (FileNotFoundError, ValueError):  # nothing there yet; an empty file cannot be mapped
         pass
-    return ""
+    return None
 
 
-def _readable(run: RunDir, offset: int) -> Iterator[Rollout]:
+def _readable(path: Path, offset: int, kind: type[T]) -> Iterator[T]:
     """The record at an offset; none when its line is torn or damaged."""
     with contextlib.suppress(ValueError, msgspec.MsgspecError):
-        yield from read_at(run.completions, [offset], Rollout)
+        yield from read_at(path, [offset], kind)

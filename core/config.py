@@ -201,10 +201,10 @@ class Generate(Section, frozen=True, kw_only=True):
     """A provider that has given nothing but throttling and failures for this long is given up."""
     patience_at_start_s: Seconds = 180.0
     """So is a whole backend that has failed for this long without one answer since the start."""
-    reserve: Literal["worst_case", "p99"] = "worst_case"
+    reserve: Literal["worst_case", "p99", "all"] = "worst_case"
     """What a request in flight holds of the budget: its worst case (the bill cannot pass the
     budget), or the running p99 of answer lengths (more in flight near the end; the most it can
-    overshoot is shown)."""
+    overshoot is shown). `all`: worst cases, and nothing is sent unless those of all prompts fit."""
     breaker_error_rate: Share = 0.5
     """Error share of the last 100 attempts above which the breaker of a provider opens."""
     openrouter: OpenRouter = OpenRouter()

@@ -19,7 +19,7 @@ def evidence(opened: probe.Opened, width: int) -> list[Line]:
     where = [row.dataset, f"arm {row.arm}", row.provider]
     if sample is not None and sample.finish_reason:
         where.append(f"finish {sample.finish_reason}")
-    where.append(f.usd(row.cost_usd))
+    where += [f.usd(row.cost_usd), row.sample_id[:12]]
     lines.append(fit(line((" · ".join(clean(w) for w in where), "dim")), width))
     if sample is None:
         lines.append(fit(line((clean(opened.note), "warn")), width))
@@ -32,9 +32,27 @@ def evidence(opened: probe.Opened, width: int) -> list[Line]:
     if opened.twin is None and row.arm != "local":
         more += " · no local twin"
     lines.append(fit(line((f"{size}{more} · ", "dim"), use), width))
+    lines += [fit(part, width) for part in tried(opened)]
     if opened.note:
         lines.append(fit(line((clean(opened.note), "warn")), width))
     return lines
+
+
+def tried(opened: probe.Opened) -> list[Line]:
+    """What each named hypothesis would count, and which of them the bill fits."""
+    sample = opened.sample
+    if sample is None or not opened.trials or sample.billed_tokens is None:
+        return []
+    parts: list[tuple[str, str]] = [("tried", "dim")]
+    for trial in opened.trials:
+        fits = trial.name == sample.hypothesis
+        said = f"{clean(trial.name)} {trial.tokens:,}"
+        said += "" if trial.sound else " (no whole reply)"
+        parts += [("  ", "dim"), (f"{'✓' if fits else '·'} ", "dim")]
+        parts += [(said, "bold" if fits else "dim")]
+    none = sample.hypothesis is None
+    parts += [("  · none of them explains the bill", "warn")] if none else []
+    return [line(*parts)]
 
 
 def reason(opened: probe.Opened) -> str:

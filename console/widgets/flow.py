@@ -7,6 +7,7 @@ with it every thread, the one that hears HALT included.
 """
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -67,6 +68,10 @@ class Flow(Sequence[Line]):
             after_chip = chip
             fresh = breaks
 
+    def row_of(self, index: int) -> int:
+        """The line that holds a token."""
+        return max(0, bisect_right(self._starts, index) - 1)
+
     def __len__(self) -> int:
         return len(self._starts)
 
@@ -104,6 +109,8 @@ class Flow(Sequence[Line]):
         chip = group[0].kind != "text"
         raw = b"".join(t.raw for t in group)
         text = shown(group[0]._replace(raw=raw), self._options)
+        if raw[:1] == b" " != raw[1:2] and len(raw) > 1 and not self._options.spaces:
+            text = " " + text[1:]  # one space before a word reads better than its glyph
         ids = f"{'+'.join(str(t.id) for t in group)} " if self._options.ids else ""
         if chip:
             text = f" {text} {ids}"
@@ -117,10 +124,12 @@ class Flow(Sequence[Line]):
 class Headed(Sequence[Line]):
     """Lines in two parts, each under a heading of its own."""
 
-    def __init__(
-        self, lines: Sequence[Line], first: list[Line], at: int, second: list[Line]
-    ) -> None:
+    def __init__(self, lines: Flow, first: list[Line], at: int, second: list[Line]) -> None:
         self._lines, self._first, self._at, self._second = lines, first, at, second
+
+    def row_of(self, index: int) -> int:
+        row = self._lines.row_of(index)
+        return len(self._first) + row + (len(self._second) if row >= self._at else 0)
 
     def __len__(self) -> int:
         return len(self._first) + len(self._second) + len(self._lines)

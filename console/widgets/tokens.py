@@ -6,7 +6,9 @@ split character appear as `‹E2 9C›`; the flow joins them again. The sign col
 of a difference (`=` `≠` `−` `+`); colour repeats it.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from console.sanitize import cell, cut, glyph, width
@@ -23,6 +25,18 @@ class Decoder(Protocol):
     def is_special(self, token_id: int) -> bool: ...
     @property
     def vocab_size(self) -> int: ...
+
+
+class NoTokenizer:
+    """Stands in when the run's tokenizer cannot be read: every token is its number."""
+
+    vocab_size = 0
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b""
+
+    def is_special(self, token_id: int) -> bool:
+        return False
 
 
 class Token(NamedTuple):
@@ -74,6 +88,15 @@ def shown(token: Token, options: Options = PLAIN) -> str:
     return text if text.strip() and not options.spaces else text.replace(" ", "·")
 
 
+def body(token: Token, text: str, strong: bool, style: str = "text") -> Span:
+    """A token's text in its dress: chips for what is no text."""
+    if token.kind == "special":
+        return Span(f" {text} ", "chip" if strong else "chip-dim")
+    if token.kind == "unknown":
+        return Span(f" {text} ", "chip-bad")
+    return Span(text, style)
+
+
 def _special(raw: bytes) -> str:
     """`<|im_end|>` as `im_end`: the chip says that it is special."""
     text = "".join(glyph(c) for c in raw.decode("utf-8", "replace"))
@@ -118,6 +141,26 @@ def _glyph(char: str) -> str:
     """A combining mark is drawn on a carrier: alone in a token it would land on its neighbour."""
     named = glyph(char)
     return named if width(named) else "◌" + named
+
+
+def find(tokens: Sequence[Token], wanted: str) -> list[int]:
+    """Indices of tokens with that id, or at which that text begins. Text in lower case is found in
+    any case; text may run over several tokens.
+    """
+    found = set()
+    if wanted.isascii() and wanted.isdigit():
+        number = int(wanted)
+        found = {i for i, token in enumerate(tokens) if token.id == number}
+    needle = wanted.encode("utf-8", "replace")
+    whole = b"".join(token.raw for token in tokens)
+    if wanted == wanted.lower():
+        whole = whole.lower()
+    ends = list(accumulate(len(token.raw) for token in tokens))
+    at = whole.find(needle) if needle else -1
+    while at >= 0:
+        found.add(bisect_right(ends, at))
+        at = whole.find(needle, at + 1)
+    return sorted(found)
 
 
 # ── difference ──────────────────────────────────────────────────────────────────────────────
@@ -200,17 +243,34 @@ class DiffTable(Sequence[Line]):
             line((f" ± {cell(names[0], half)} │ {cell(names[1], half)}", "dim")), self._cells
         )
 
+    def row_of(self, index: int) -> int:
+        """The visible row of a completion token, by its place at the left, else at the right; -1:
+        not shown.
+        """
+        places = range(len(self.visible))
+        rows = self._diff.rows
+        for side in ("left", "right"):
+            for at in places:
+                shown_at = self.visible[at]
+                if shown_at >= 0 and getattr(rows[shown_at], side) == index:
+                    return at
+        return -1
+
+    def rows_with(self, left: set[int], right: set[int]) -> list[int]:
+        """Visible rows that hold one of these tokens."""
+        found = []
+        for at, shown_at in enumerate(self.visible):
+            if shown_at >= 0:
+                row = self._diff.rows[shown_at]
+                if row.left in left or row.right in right:
+                    found.append(at)
+        return found
+
     def _side(self, tokens: Sequence[Token], index: int, cells: int, sign: str) -> Line:
         if index < 0:
             return (Span(" " * cells),)
         token = tokens[index]
         lead = f"{index:>5} {token.id:>6} " if self._options.ids else f"{index:>5} "
         text = cut(shown(token, self._options), max(1, cells - len(lead) - 2))
-        strong = sign != "="
-        if token.kind == "special":
-            body = Span(f" {text} ", "chip" if strong else "chip-dim")
-        elif token.kind == "unknown":
-            body = Span(f" {text} ", "chip-bad")
-        else:
-            body = Span(text, "bold" if strong else "text")
-        return fit((Span(lead, "dim"), body), cells)
+        style = "text" if sign == "=" else _SIGN_STYLE[sign]
+        return fit((Span(lead, "dim"), body(token, text, sign != "=", style)), cells)

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from core.commands import looks, runs, tools
+from core.commands import looks, probing, runs, tools
 from core.commands.common import app, console
 from core.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EyasError
 
-__all__ = ["app", "looks", "main", "runs", "tools"]
+__all__ = ["app", "looks", "main", "probing", "runs", "tools"]
 
 
 @app.callback(invoke_without_command=True)

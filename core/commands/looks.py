@@ -1,4 +1,4 @@
-"""Commands that only look: attach, watch, list, status, probe, audit, report, eval."""
+"""Commands that only look: attach, watch, list, status, audit, report, eval."""
 
 import json
 from pathlib import Path
@@ -20,8 +20,6 @@ from core.commands.common import (
 )
 from core.errors import EXIT_DONE, StoreError, UsageError
 from core.pipeline import launch as lc
-from core.pipeline.live_probe import prepare_live
-from core.pipeline.setting import DEMO_CONFIG
 from core.pipeline.summary import read_eval
 from core.store import RunDir, find_run, list_runs, observed_status, write_atomic
 
@@ -64,28 +62,6 @@ def status(run: RunName, as_json: AsJson = False) -> int:
 def _with_path(run: RunDir) -> dict[str, object]:
     status = observed_status(run)
     return {**msgspec.structs.asdict(status), "path": str(run.path.resolve())}
-
-
-@app.command()
-def probe(
-    run: Annotated[str, typer.Argument(metavar="RUN|live", help="a run; `live` asks anew")],
-    sample: Annotated[str, typer.Argument(metavar="[SAMPLE]")] = "",
-    against: Annotated[str, typer.Option(metavar="SAMPLE", help="compare with this one")] = "",
-    arms: Annotated[str, typer.Option(help="live: ways of asking")] = "local,declared,text",
-    prompt: Annotated[Path | None, typer.Option(help="live: JSONL file, first line")] = None,
-    config: Annotated[Path | None, typer.Option(help="live: TOML with the backends")] = None,
-) -> int:
-    """Look at a sample's tokens, or ask one prompt in several ways and compare (live)."""
-    if run == "live":
-        if prompt is None:
-            raise UsageError("probe live: no prompt; name a JSONL file with --prompt")
-        source = config or DEMO_CONFIG
-        start = prepare_live(source, prompt, arms.split(","), argv())
-        if code := follow(start, detach=False, plain=True):
-            return code
-        run = str(start.run.path)
-    words = [str(find_run(run).path), *([sample] if sample else [])]
-    return console("probe", *words, *(["--against", against] if against else []))
 
 
 @app.command()

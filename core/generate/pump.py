@@ -64,14 +64,14 @@ class Pump:
             worst = min((p.worst_usd(1, max_tokens) for p in prices), default=0.0)
             if not self._budget.could_ever_fit(worst) and not self._ports.recovered.finished:
                 raise ConfigError(
-                    f"run.budget_usd {budget:.4f} is below one worst-case request "
+                    f"run.budget_usd {budget:g} is below one worst-case request "
                     f"on {backend} (${worst:.4f}); {remedy}"
                 )
         if self._config.generate.reserve == "all":
             worst_usd, count = self._worst_of_all(providers)
             if not self._budget.could_ever_fit(worst_usd):
                 raise ConfigError(
-                    f"run.budget_usd {budget:.4f} is below the worst case of all {count} requests "
+                    f"run.budget_usd {budget:g} is below the worst case of all {count} requests "
                     f"(${worst_usd:.4f}); {remedy}"
                 )
 

@@ -2,5 +2,6 @@
 
 from core.reconstruct.judging import judge
 from core.reconstruct.offsets import StopOffsets, observe
+from core.reconstruct.reply import read_reply
 
-__all__ = ["StopOffsets", "judge", "observe"]
+__all__ = ["StopOffsets", "judge", "observe", "read_reply"]

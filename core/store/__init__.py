@@ -30,7 +30,13 @@ from core.store.rundir import (
     write_manifest,
     write_status,
 )
-from core.store.samples import read_samples, write_samples
+from core.store.samples import (
+    count_samples,
+    find_samples,
+    holding,
+    read_samples,
+    write_samples,
+)
 
 __all__ = [
     "Appender",
@@ -40,9 +46,12 @@ __all__ = [
     "Reserve",
     "RunDir",
     "Status",
+    "count_samples",
     "create_run",
     "encode_line",
     "find_run",
+    "find_samples",
+    "holding",
     "list_runs",
     "make_manifest",
     "mend_tail",

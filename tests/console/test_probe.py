@@ -32,15 +32,13 @@ def rows(run: RunDir) -> list[probe.Row]:
 
 def test_samples_come_first_then_outcomes_without_one(rows: list[probe.Row]) -> None:
     assert [r.verdict for r in rows[:3]] == ["exact", "mismatch", "rejected"]
-    assert all(r.sample is not None for r in rows[:3])
-    assert all(r.sample is None for r in rows[3:])
+    assert all(r.rebuilt for r in rows[:3])
+    assert not any(r.rebuilt for r in rows[3:])
     assert len({r.prompt_id for r in rows}) == len(rows)
 
 
-def test_ids_are_read_only_when_a_sample_is_opened(run: RunDir, rows: list[probe.Row]) -> None:
-    assert rows[1].sample is not None
-    assert rows[1].sample.token_ids == []
-    opened = probe.open_sample(run, rows[1], rows)
+def test_a_sample_opens_with_its_ids_and_its_twin(run: RunDir, rows: list[probe.Row]) -> None:
+    opened = probe.open_sample(run, rows[1])
     assert opened.sample is not None
     assert opened.twin is not None
     assert opened.tokenizer is not None
@@ -50,20 +48,27 @@ def test_ids_are_read_only_when_a_sample_is_opened(run: RunDir, rows: list[probe
     assert opened.sample.segments[0].kind == "reasoning"
 
 
-def test_the_twin_is_found_from_both_sides(rows: list[probe.Row]) -> None:
-    assert probe.find_twin(rows[1], rows) is rows[0]
-    assert probe.find_twin(rows[0], rows) is rows[1]
-    assert probe.find_twin(rows[2], rows) is None
-    assert probe.find_twin(rows[2], rows, against="0000") is rows[0]
+def test_the_twin_is_found_from_both_sides(run: RunDir, rows: list[probe.Row]) -> None:
+    def twins(row: probe.Row, against: str = "") -> list[str]:
+        sample = probe.open_sample(run, row).sample
+        assert sample is not None
+        return [t.sample_id for t in probe.twins_of(run, sample, against)]
+
+    assert twins(rows[1]) == [rows[0].sample_id]
+    assert twins(rows[0]) == [rows[1].sample_id]
+    assert twins(rows[2]) == []
+    assert twins(rows[2], against="0000aa") == [rows[0].sample_id]
+    with pytest.raises(StoreError, match="no sample of this run"):
+        twins(rows[2], against="zz")
 
 
 def test_the_evidence_names_what_decided(run: RunDir, rows: list[probe.Row]) -> None:
-    lines = [plain(x).strip() for x in evidence(probe.open_sample(run, rows[1], rows), 110)]
+    lines = [plain(x).strip() for x in evidence(probe.open_sample(run, rows[1]), 110)]
     assert lines[0].startswith("≠ mismatch")
     assert "billed +2" in lines[0]
     assert "flags gap_changed" in lines[0]
     assert "not trained on" in lines[2]
-    lines = [plain(x).strip() for x in evidence(probe.open_sample(run, rows[0], rows), 110)]
+    lines = [plain(x).strip() for x in evidence(probe.open_sample(run, rows[0]), 110)]
     assert "the counts agree" in lines[0]
     assert lines[2].endswith("trained on")
 
@@ -85,19 +90,18 @@ def test_before_the_samples_the_reply_is_shown_as_received(tmp_path: Path) -> No
     first = msgspec.structs.replace(rollout, reply_raw="first \ud83d")
     lines = [encode_line(r) for r in (first, rollout, about)]
     run.completions.write_bytes(b"".join(lines) + lines[1][:-20])
-    listed = probe.rows_of(run, load_view(run).outcomes)
-    row = probe.find_row(listed, "0004")
-    opened = probe.open_sample(run, row, listed)
+    row = probe.find_row(run, "0004", load_view(run).outcomes)
+    opened = probe.open_sample(run, row)
     assert opened.sample is None
     assert opened.raw == '{"choices": []}\x1b[2J'
     assert "reconstruct" in opened.note
     run.completions.write_bytes(lines[2] + lines[0])
-    assert probe.open_sample(run, row, listed).raw == "first \ud83d"
+    assert probe.open_sample(run, row).raw == "first \ud83d"
     for bare in (lines[2], b""):
         run.completions.write_bytes(bare)
-        assert probe.open_sample(run, row, listed).raw == ""
+        assert probe.open_sample(run, row).raw == ""
     run.completions.unlink()
-    assert probe.open_sample(run, row, listed).raw == ""
+    assert probe.open_sample(run, row).raw == ""
 
 
 def test_a_missing_tokenizer_is_said_not_raised(
@@ -108,16 +112,16 @@ def test_a_missing_tokenizer_is_said_not_raised(
     copy.config_toml.write_text(
         text.replace('tokenizer = ""', 'tokenizer = "/nowhere"'), encoding="utf-8"
     )
-    opened = probe.open_sample(copy, rows[0], rows)
+    opened = probe.open_sample(copy, rows[0])
     assert opened.tokenizer is None
     assert opened.note.startswith("shown as ids: ")
     assert opened.sample is not None
     assert opened.sample.token_ids
 
 
-def test_names_must_be_unambiguous(rows: list[probe.Row]) -> None:
-    assert probe.find_row(rows, "0001aa55") is rows[1]
+def test_names_must_be_unambiguous(run: RunDir, rows: list[probe.Row]) -> None:
+    assert probe.find_row(run, "0001aa55") == rows[1]
     with pytest.raises(StoreError, match="no sample of this run"):
-        probe.find_row(rows, "zz")
-    with pytest.raises(StoreError, match="samples of this run begin like this"):
-        probe.find_row(rows, "00")
+        probe.find_row(run, "zz")
+    with pytest.raises(StoreError, match="several samples of this run begin like this"):
+        probe.find_row(run, "00")

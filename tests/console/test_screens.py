@@ -1,14 +1,17 @@
 """The screens behind the board: errors, log, probe, help, summary, chart, runs; and the themes."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from textual.pilot import Pilot
 
 from console.screens.board import BoardScreen
 from console.screens.lists import LogScreen, RunsScreen
 from console.screens.modal import HelpScreen, SummaryScreen, TextScreen
-from console.screens.probe import ProbeScreen, SampleScreen
+from console.screens.probe import ProbeScreen
+from console.screens.sample import SampleScreen
 from console.widgets.lines import Lines
 from core import events as ev
 from core.config import Console as ConsoleConfig
@@ -94,6 +97,34 @@ async def test_the_log_filters_with_a_regular_expression() -> None:
         assert "gateway listens" not in text
 
 
+async def _walk_the_token_table(app: StillApp, pilot: Pilot[Any], sample: SampleScreen) -> None:
+    """View, part of the reply, index, search; escape leaves the search first."""
+    assert sample.opened is not None and sample.opened.sample is not None
+    at = sample.opened.sample.prompt_len
+    body = sample.query_one("#tokens", Lines)
+    await pilot.press("t")
+    await settle(app, pilot)
+    assert sample.mode == "table" and body.cursor == at
+    assert "index      id loss segment    token" in app.shown()
+    assert f"▸ {at:>6} {sample.opened.sample.token_ids[at]:>7}  ●   reasoning  T " in app.shown()
+    await pilot.press("number_sign", "7", "enter")
+    assert body.cursor == 7
+    await pilot.press("number_sign", *"99999", "enter")
+    assert body.cursor == 7
+    await pilot.press("slash", *"<|tool_call_begin", "enter")
+    await settle(app, pilot)
+    ids = sample.opened.sample.token_ids
+    calls = [i for i, token in enumerate(ids) if token == ids[body.cursor]]
+    assert body.cursor == calls[0] and len(calls) == 2
+    assert "2 × <|tool_call_begi" in app.shown()
+    await pilot.press("n")
+    assert body.cursor == calls[1]
+    await pilot.press("n")
+    assert body.cursor == calls[0]
+    await pilot.press("escape")
+    assert app.screen is sample and sample.found == []
+
+
 async def test_probe_opens_a_sample_with_its_difference(tmp_path: Path) -> None:
     run = write_run(tmp_path, "done", Tokenizer.load(TARGET))
     app = StillApp("done", run)
@@ -111,7 +142,7 @@ async def test_probe_opens_a_sample_with_its_difference(tmp_path: Path) -> None:
         await until(pilot, lambda: sample.opened is not None, "the sample was read")
         await settle(app, pilot)
         text = app.shown()
-        assert "FIRST DIVERGENCE @10: local 326" in text or "FIRST DIVERGENCE @" in text
+        assert 'FIRST DIVERGENCE @10: local 322 "⏎⏎" vs declared · kestrel 10 "⏎"' in text
         assert "rebuilt" in text.split("\n")[1]
         assert "▸  ≠" in text
         tokens = sample.query_one("#tokens", Lines)
@@ -128,6 +159,7 @@ async def test_probe_opens_a_sample_with_its_difference(tmp_path: Path) -> None:
         assert "completion · " in app.shown()
         assert "outside the loss" in app.shown()
         assert " tool_call_begin " in app.shown()
+        await _walk_the_token_table(app, pilot, sample)
         await pilot.press("escape")
         assert app.screen is screen
         await pilot.press("o")

@@ -48,7 +48,7 @@ def test_flow_separates_prompt_from_completion_and_marks_chips() -> None:
     tokens = tk.tokens_of(D, [258, 263, 256, 257, 258, 264])
     lines = Flow(tokens, 2, 30)
     assert plain(lines[0]).strip() == "city im_end"
-    assert plain(lines[1]).strip() == "·the⏎⏎"
+    assert plain(lines[1]).strip() == "the⏎⏎"
     assert [s.style for s in lines[0] if s.text.strip()] == ["even-dim", "chip-dim"]
     assert {s.style for s in lines[2] if s.text.strip()} == {"even", "chip"}
 
@@ -56,7 +56,7 @@ def test_flow_separates_prompt_from_completion_and_marks_chips() -> None:
 def test_flow_joins_a_character_that_is_split_among_tokens() -> None:
     tokens = tk.tokens_of(D, [258, 259, 260, 256, 0xE6, 0x97])
     assert list(groups(tokens, 0)) == [(0, 1), (1, 3), (3, 4), (4, 5), (5, 6)]
-    assert plain(Flow(tokens, 0, 40)[0]).strip() == "city日·the‹E6›‹97›"
+    assert plain(Flow(tokens, 0, 40)[0]).strip() == "city日 the‹E6›‹97›"
     assert "日 259+260" in plain(Flow(tokens, 0, 60, tk.Options(ids=True))[0])
     assert list(groups(tokens, 2)) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from console import probe
-from console.screens import probe as screens
+from console.screens import sample as screens
 from console.screens.modal import HelpScreen
-from console.screens.probe import FIRST_PAGE, LONG_TOKENS, ProbeScreen, SampleScreen
+from console.screens.probe import ProbeScreen
+from console.screens.sample import FIRST_PAGE, LONG_TOKENS, SampleScreen
 from console.widgets import tokens as tk
 from console.widgets.flow import Flow
 from console.widgets.line import plain
@@ -154,7 +155,7 @@ async def test_a_reply_of_2_mb_is_worked_on_beside_the_loop(
         await until(lambda: len(body.rows) > 10, "the first page")
         await until(laying.inside.is_set, "the rest was begun")
         assert plain(body.rows[0]).startswith("prompt · 3 tokens")
-        assert "weather·in" in app.shown()
+        assert "weather in" in app.shown()
         assert plain(body.rows[-1]).strip() == "laying out …"
         await pilot.press("f12", "question_mark")
         assert app.still.asked == ["halt"]

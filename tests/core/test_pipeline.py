@@ -1,5 +1,5 @@
 """The parts of the pipeline that need no process: markers, rebuild, heartbeat, last page, starts,
-probe, doctor."""
+doctor."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,6 @@ from core.pipeline import doctor, rebuild
 from core.pipeline import launch as lc
 from core.pipeline.gateway import KEY_ENV, _with_addresses, needs_gateway
 from core.pipeline.heartbeat import status_of
-from core.pipeline.live_probe import live_config, prepare_live
 from core.pipeline.setting import DEMO_CONFIG, read_prompts, write_prompts
 from core.pipeline.stages import BY_NAME, ORDER, Markers, clear_outputs, selected, stage_named
 from core.pipeline.summary import summarise, summary_lines
@@ -325,22 +324,7 @@ def test_the_gateway_fills_only_what_was_left_empty() -> None:
     assert not needs_gateway(real)
 
 
-# ---- probe live, doctor
-
-
-def test_a_live_probe_is_a_run_of_one_request_an_arm(tmp_path: Path) -> None:
-    demo = load(DEMO_CONFIG)
-    probe = live_config(demo, tmp_path / "p.jsonl", ["local", "declared", "text", "local"])
-    assert [(d.arm, d.backend, d.limit) for d in probe.dataset] == [
-        ("local", "sglang", 1),
-        ("declared", "openrouter", 1),
-        ("text", "openrouter", 1),
-    ]
-    assert probe.run.stages == ["generate", "reconstruct"] and probe.generate.canary == 0
-    with pytest.raises(UsageError, match="--arms spoken: not known"):
-        prepare_live(DEMO_CONFIG, tmp_path / "p.jsonl", ["spoken"], [])
-    with pytest.raises(UsageError, match="no such file"):
-        prepare_live(DEMO_CONFIG, tmp_path / "p.jsonl", ["local"], [])
+# ---- doctor
 
 
 def test_doctor_finds_what_is_wrong_and_what_is_right(

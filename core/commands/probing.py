@@ -1,0 +1,106 @@
+"""`eyas probe`: one sample's tokens, or one question asked in several ways."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from core.commands.common import AsJson, Plain, Sets, app, argv, console, emit
+from core.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from core.pipeline.live_probe import Ask, Stopped, carry_out, prepare_live
+from core.store import encode_line, find_run, write_atomic
+
+
+@app.command()
+def probe(
+    run: Annotated[str, typer.Argument(metavar="RUN|live", help="a run; `live` asks anew")],
+    sample: Annotated[
+        str, typer.Argument(metavar="[SAMPLE]", help="id or its beginning; without: the list")
+    ] = "",
+    against: Annotated[
+        str, typer.Option(metavar="SAMPLE", help="compare with this one, not the local twin")
+    ] = "",
+    plain: Plain = False,
+    arms: Annotated[str, typer.Option(help="ways of asking")] = "local,declared,text",
+    prompt: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSONL; its first line is asked")
+    ] = None,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="ask what this run's local arm answered with a tool call; default: newest run",
+        ),
+    ] = "",
+    prompts: Annotated[int, typer.Option(help="so many questions instead of one")] = 1,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="TOML", help="backends; default: the run's, ./config.toml, the demo"),
+    ] = None,
+    budget_usd: Annotated[float, typer.Option(help="refused when the worst case is above")] = 0.25,
+    timeout_s: Annotated[float, typer.Option(help="of each request, from its departure")] = 60.0,
+    one_by_one: Annotated[bool, typer.Option(help="one request at a time")] = False,
+    set_: Sets = None,
+    as_json: AsJson = False,
+) -> int:
+    """Look at a sample's tokens; `probe live`: ask one prompt in several ways and compare.
+
+    Everything from --arms on belongs to `probe live`, which is a run of its own: paid from its
+    own budget, booked, stopped by ctrl-c, kept for `eyas probe RUN SAMPLE`."""
+    if run != "live":
+        if as_json:
+            raise UsageError("probe: --json belongs to `probe live`; eyas tokens prints ids")
+        words = [str(find_run(run).path), *([sample] if sample else [])]
+        words += ["--against", against] if against else []
+        return console("probe", *words, *["--plain"] * plain)
+    if sample or against:
+        raise UsageError("probe live: asks anew and takes no SAMPLE; leave it out")
+    return _live(
+        Ask(
+            arms=[a.strip() for a in arms.split(",") if a.strip()],
+            prompt=prompt,
+            source=source,
+            config=config,
+            overrides=set_,
+            prompts=prompts,
+            budget_usd=budget_usd,
+            timeout_s=timeout_s,
+            one_by_one=one_by_one,
+        ),
+        as_json,
+    )
+
+
+def _live(ask: Ask, as_json: bool) -> int:
+    start = prepare_live(ask, argv())
+    typer.echo(f"{start.run.run_id}: asking {', '.join(ask.arms)}; ctrl-c stops it", err=True)
+    with _interrupts() as stopped:
+        status = carry_out(start, stopped)
+        from core.pipeline.probe_report import report_of
+
+        report = report_of(start.run, status)
+        write_atomic(start.run.probe, encode_line(report))
+    if as_json:
+        emit(report)
+    else:
+        console("probe", str(start.run.path), "--plain")
+    if status.exit_code:
+        return status.exit_code
+    return EXIT_DONE if report.complete else EXIT_FAILED
+
+
+@contextmanager
+def _interrupts() -> Iterator[Stopped]:
+    """ctrl-c and SIGTERM are counted, not obeyed: what was asked is halted, settled and booked."""
+    stopped = Stopped()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, stopped) for number in numbers]
+    try:
+        yield stopped
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
