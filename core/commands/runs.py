@@ -45,6 +45,15 @@ def resume(run: RunName, detach: Detach = False, plain: Plain = False, set_: Set
 
 
 @app.command()
+def abandon(
+    run: RunName,
+    yes: Annotated[bool, typer.Option("--yes", help="do it; without, only say what")] = False,
+) -> int:
+    """Give up what is pending: it is never asked, the books are settled; resume does the rest."""
+    return follow(lc.prepare_abandon(run, argv(), yes), detach=False, plain=True)
+
+
+@app.command()
 def stage(
     name: Annotated[str, typer.Argument(help="generate, reconstruct, audit, vocab, ...")],
     run: Annotated[str, typer.Option("--run", metavar="RUN")],

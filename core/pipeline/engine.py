@@ -72,13 +72,13 @@ class Stoppable(Protocol):
 
 
 class Options(NamedTuple):
-    """`only`: one stage, again, whatever its marker says. `announce` is told once, when the run is
-    up."""
+    """`only`: one stage, again, whatever its marker says. `announce` is told once the run is up."""
 
     argv: list[str]
     only: str = ""
     fresh_prompts: bool = False
     announce: Callable[[dict[str, Any]], None] = lambda record: None
+    abandon: bool = False
 
 
 class Engine:
@@ -259,7 +259,7 @@ class Engine:
     async def _perform(self, stage: Stage) -> dict[str, Any]:
         if stage is BY_NAME["generate"]:
             self.work = self._generate
-            return await self._generate.perform()
+            return await self._generate.perform(self.options.abandon)
         self.work = child = StageChild(self.run, stage, self._relay)
         return await child.run()
 

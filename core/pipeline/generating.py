@@ -11,7 +11,7 @@ from typing import Any
 from core import events as ev
 from core.config import Config
 from core.errors import EyasError, Halted, ProviderError, Tripped
-from core.generate import GenerateResult, Generator, Ports, recover
+from core.generate import GenerateResult, Generator, Ports, abandon, recover
 from core.pipeline.gateway import Gateway, needs_gateway
 from core.pipeline.watch import Halt, Watch
 from core.reconstruct import StopOffsets, judge, observe
@@ -52,10 +52,12 @@ class GenerateStage:
         self._task: asyncio.Task[GenerateResult] | None = None
         self._loop = asyncio.get_running_loop()
 
-    async def perform(self) -> dict[str, Any]:
-        """The stage's summary. Raises Halted, Tripped or ProviderError with the reason."""
-        gateway = Gateway(self._run) if needs_gateway(self._config) else None
-        self._task = asyncio.create_task(self._work(gateway))
+    async def perform(self, give_up: bool = False) -> dict[str, Any]:
+        """The stage's summary. Raises Halted, Tripped or ProviderError with the reason. `give_up`:
+        nothing is sent, what is pending is abandoned."""
+        wanted = needs_gateway(self._config) and not give_up
+        gateway = Gateway(self._run) if wanted else None
+        self._task = asyncio.create_task(self._work(gateway, give_up))
         try:
             result = await self._task
         except asyncio.CancelledError as e:
@@ -66,7 +68,7 @@ class GenerateStage:
                 await gateway.stop()
         return self._summary(result)
 
-    async def _work(self, gateway: Gateway | None) -> GenerateResult:
+    async def _work(self, gateway: Gateway | None, give_up: bool) -> GenerateResult:
         config = await gateway.start(self._config) if gateway else self._config
         # Opened before they are read: what an earlier life had to leave in a spool is taken in first.
         completions = await asyncio.to_thread(ReplyFile, self._run, self._reserve, self._full)
@@ -82,6 +84,8 @@ class GenerateStage:
                 recovered=await asyncio.to_thread(recover, self._run),
                 on_sample=self._sampled,
             )
+            if give_up:
+                return await abandon(config, self._prompts, ports)
             self._generator = self._watch.scopes = Generator(config, self._prompts, ports)
             return await self._generator.run()
         finally:

@@ -16,7 +16,7 @@ import msgspec
 from core.config import Config, dump, load
 from core.errors import EXIT_FAILED, EyasError, StoreError, UsageError, boundary
 from core.halting import engine_pid, python_command
-from core.pipeline.setting import resolve
+from core.pipeline.setting import read_prompts, resolve
 from core.pipeline.stages import stage_named
 from core.render.source import pinned
 from core.store import RunDir, create_run, find_run, write_atomic
@@ -38,6 +38,7 @@ class Start(NamedTuple):
     new: bool = False
     only: str = ""
     fresh_prompts: bool = False
+    abandon: bool = False
     stored_config: bytes = b""
     """config.toml as it was before overrides: comes back when the engine refuses them."""
 
@@ -81,6 +82,22 @@ def prepare_stage(stage: str, name: str, argv: list[str]) -> Start:
     return prepare_resume(name, argv)._replace(only=stage_named(stage).name)
 
 
+def prepare_abandon(name: str, argv: list[str], sure: bool) -> Start:
+    """Give up what is pending in a run that does not run. Raises UsageError that says what it would
+    do, unless `sure`."""
+    from core.generate import recover  # aiohttp: only who gives up waits for it
+
+    run = find_run(name)
+    if not sure and not engine_pid(run.path):
+        found = recover(run)
+        prompts = {p.prompt_id for p in read_prompts(run)}
+        raise UsageError(
+            f"{run.run_id}: {len(prompts - found.finished)} of {len(prompts)} prompts would never "
+            f"be asked, {len(found.open)} open requests be settled; add --yes to give them up"
+        )
+    return prepare_resume(name, argv)._replace(only="generate", abandon=True)
+
+
 def launch(start: Start) -> dict[str, Any]:
     """Start the engine; return its launch record once its control socket is bound. Raises
     LaunchError."""
@@ -90,8 +107,7 @@ def launch(start: Start) -> dict[str, Any]:
     command += ["--ready-fd", str(writing), "--argv", json.dumps(start.argv)]
     if start.only:
         command += ["--only", start.only]
-    if start.fresh_prompts:
-        command += ["--fresh-prompts"]
+    command += ["--fresh-prompts"] * start.fresh_prompts + ["--abandon"] * start.abandon
     try:
         with run.output_log.open("ab") as output:
             process = subprocess.Popen(

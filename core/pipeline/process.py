@@ -24,11 +24,12 @@ from core.store.rundir import check_space
 
 
 def main(argv: list[str]) -> int:
-    """`python -m core engine --run DIR [--only STAGE] [--fresh-prompts] [--ready-fd N]
+    """`python -m core engine --run DIR [--only STAGE [--abandon]] [--fresh-prompts] [--ready-fd N]
     [--fork]`."""
     parser = argparse.ArgumentParser(prog="python -m core engine")
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--only", default="")
+    parser.add_argument("--abandon", action="store_true", help="give up what is pending")
     parser.add_argument("--fresh-prompts", action="store_true")
     parser.add_argument("--ready-fd", type=int, default=-1)
     parser.add_argument("--argv", default="[]", help="the command line that the manifest records")
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> int:
             config = run.load_config()
             check_space(run.path, config.run.min_free_disk_bytes)
             said = json.loads(asked.argv) or list(sys.argv)
-            options = Options(said, asked.only, asked.fresh_prompts, tell)
+            options = Options(said, asked.only, asked.fresh_prompts, tell, asked.abandon)
             code = asyncio.run(_live(run, config, options))
     except EyasError as e:
         code, error = e.exit_code, str(e)

@@ -19,7 +19,7 @@ from core.control import connect
 from core.halting import engine_pid, halt_now
 from core.journal import load_view, read_journal
 from core.pipeline import launch as lc
-from core.schema import SpendLine
+from core.schema import Rollout, SpendLine
 from core.store import (
     RunDir,
     find_run,
@@ -167,6 +167,30 @@ def test_halt_from_every_side_then_resume(gateway: Gateway, tmp_path: Path, halt
     assert not {e.prompt_id for e in again} & finished  # nothing finished is asked again
     books = check(run, gateway.bill(), before)
     assert books.outcomes.total() == 32 and books.uncertain == 0
+
+
+def test_what_a_killed_run_left_is_given_up_and_the_rest_goes_on(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    before = billed_before(gateway)
+    run = new_run(run_config(gateway, limit=24), tmp_path, "given-up")
+    engine = Engine(run)
+    engine.until_replies(3)
+    engine.kill()
+    kept = {r.prompt_id for r in read_jsonl(run.completions, Rollout) if r.final}
+    name = str(run.path)
+    asked = eyas("abandon", name, cwd=tmp_path)
+    assert asked.returncode == 2 and asked.stdout == ""
+    assert f"{32 - len(kept)} of 32 prompts would never be asked" in asked.stderr
+    assert "add --yes to give them up" in asked.stderr and asked.stderr.count("\n") == 1
+    arrived = len(gateway.get("/gateway/requests")["requests"])
+    done = eyas("abandon", name, "--yes", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert eyas("resume", name, "--plain", cwd=tmp_path).returncode == 0
+    books = check(run, gateway.bill(), before)
+    assert books.outcomes.total() == 32 and books.outcomes["refused"] == 32 - len(kept)
+    assert len(gateway.get("/gateway/requests")["requests"]) == arrived
+    assert {s.prompt_id for s in read_samples(run)} == kept
 
 
 async def test_consoles_come_and_go_and_drain_ends_the_run(
