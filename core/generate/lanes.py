@@ -5,6 +5,8 @@ Promises: what a lane says about itself is counted in one place; a dataset gets 
 a lane only after its canary has passed there. Knows no sockets and no clock of its own."""
 
 import math
+from collections.abc import Sequence
+from zlib import crc32
 
 import msgspec
 
@@ -14,6 +16,10 @@ from core.providers.base import LaneSpec, Provider
 
 CANARY_BAD_RATE = 0.25
 CANARY_ALPHA = 0.001
+HOME_LOAD = 1.25
+HOME_SLACK = 2
+"""A prefix stays at its home while that holds at most 1.25 times the emptiest one's share of slots,
+and two more."""
 
 
 class LogHistogram:
@@ -113,6 +119,11 @@ class Lane:
             self._pairs[dataset] = CanaryState(need=self._canary, state=state)
         return self._pairs[dataset]
 
+    @property
+    def share(self) -> float:
+        """Of its slots, how many are taken."""
+        return self.limit.in_flight / self.limit.width
+
     def open_to(self, dataset: str) -> bool:
         """Whether the dataset may ever be asked here again."""
         return not self.stopped and self.pair(dataset).state != "failed"
@@ -181,3 +192,25 @@ class Lane:
             price_completion=self.spec.price.completion * 1e6,
             stopped=self.stopped,
         )
+
+
+def by_preference(lanes: Sequence[Lane], prefix: str, avoid: str) -> list[Lane]:
+    """Best first: not the one that failed the prompt last, then the configured rank, then the one
+    whose prompt cache holds the prompt's beginning, unless it is much busier, then the emptiest.
+
+    A prefix finds its home by rendezvous hashing (Thaler and Ravishankar 1998), so that a lane that
+    stops or fills moves its own prefixes alone; loads are bounded as by Mirrokni et al. (2018)."""
+    if len(lanes) < 2:
+        return list(lanes)
+    least: dict[float, float] = {}
+    for lane in lanes:
+        rank = lane.spec.rank
+        least[rank] = min(least.get(rank, math.inf), lane.share)
+
+    def key(lane: Lane) -> tuple[bool, float, bool, float]:
+        rank = lane.spec.rank
+        busy = lane.share > HOME_LOAD * least[rank] + HOME_SLACK / lane.limit.width
+        order = lane.share if busy else -crc32(f"{prefix}/{lane.name}".encode())
+        return (lane.name == avoid, rank, busy, order)
+
+    return sorted(lanes, key=key)

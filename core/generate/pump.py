@@ -4,7 +4,6 @@ Promises: never more in flight than the window, each lane's limit, its canaries 
 allow; the dataset most behind goes first. Knows the gate only as a question."""
 
 import asyncio
-import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -14,7 +13,7 @@ from core.errors import ConfigError
 from core.generate.attempt import Attempts
 from core.generate.board import Board
 from core.generate.landing import Lander
-from core.generate.lanes import Lane
+from core.generate.lanes import Lane, by_preference
 from core.generate.ports import Ports
 from core.generate.queues import Item, Queue, Queues
 from core.generate.request import Prepared, prepare
@@ -109,8 +108,7 @@ class Pump:
                 continue
             item = queue.ready[0]
             able = [lane for lane in open_lanes if lane.takes(queue.dataset, now)]
-            able.sort(key=lambda lane: _preference(lane, item))
-            for lane in able:
+            for lane in by_preference(able, item.prepared.session, item.avoid):
                 usd = self._reservation(item, lane)
                 if self._budget.fits(usd):
                     queue.ready.popleft()
@@ -202,15 +200,6 @@ class Pump:
             finally:
                 self.rendering -= 1
             self._lander.wake()
-
-
-def _preference(lane: Lane, item: Item) -> tuple[bool, float, float]:
-    """Not the one that failed it last, then the configured rank, then the emptiest."""
-    return (
-        lane.name == item.avoid,
-        lane.spec.rank,
-        lane.limit.in_flight / lane.limit.width + 1e-6 * random.random(),
-    )
 
 
 def _prepare_all(prompts: list[Prompt], renderer: Any, sends_messages: bool) -> list[Prepared]:

@@ -5,7 +5,13 @@ import random
 
 import pytest
 
-from core.generate.lanes import Lane, LogHistogram, RollingHistogram, canary_fails
+from core.generate.lanes import (
+    Lane,
+    LogHistogram,
+    RollingHistogram,
+    by_preference,
+    canary_fails,
+)
 from core.generate.queues import Item, Queues
 from core.generate.request import prefix_key, sampling_of, seed_of
 from core.limit import Limit
@@ -17,8 +23,55 @@ class Nobody:
     name = "openrouter"
 
 
-def lane(canary: int) -> Lane:
-    return Lane(Nobody(), LaneSpec(name="alder"), Limit(100, start=100), canary)  # type: ignore[arg-type]
+def lane(canary: int, name: str = "alder", rank: float = 0.0, open_now: int = 0) -> Lane:
+    one = Lane(Nobody(), LaneSpec(name=name, rank=rank), Limit(100, start=100), canary)  # type: ignore[arg-type]
+    one.limit.in_flight = open_now
+    return one
+
+
+def test_a_prefix_stays_where_its_cache_is_while_loads_are_even() -> None:
+    """320 prompts of 40 prefixes over four servers: few prefixes on more than one, no server far
+    above its part."""
+    lanes = [lane(0, name=f"s{i}") for i in range(4)]
+    homes: dict[str, set[str]] = {}
+    for i in range(320):
+        prefix = f"prefix {i % 40}"
+        best = by_preference(lanes, prefix, "")[0]
+        best.limit.in_flight += 1
+        homes.setdefault(prefix, set()).add(best.name)
+    shares = [one.limit.in_flight for one in lanes]
+    assert max(shares) <= 1.25 * min(shares) + 3
+    assert sum(len(names) for names in homes.values()) < 1.6 * len(homes)
+    alone = [lane(0, name=f"s{i}") for i in range(4)]
+    for _ in range(100):
+        by_preference(alone, "the only one", "")[0].limit.in_flight += 1
+    shares = sorted(one.limit.in_flight for one in alone)
+    assert shares[-1] <= 1.25 * shares[0] + 3  # one prefix fills them all
+
+
+@pytest.mark.parametrize(
+    ("avoid", "loads", "ranks", "first"),
+    [
+        ("", (0, 0, 0), (2.0, 1.0, 3.0), "s1"),
+        ("s1", (0, 0, 0), (2.0, 1.0, 3.0), "s0"),
+        ("", (90, 0, 90), (1.0, 2.0, 1.0), "home"),  # an empty one of lower rank changes nothing
+        ("", (50, 0, 50), (1.0, 1.0, 1.0), "s1"),
+    ],
+)
+def test_rank_comes_before_the_cache_and_the_cache_before_emptiness(
+    avoid: str, loads: tuple[int, ...], ranks: tuple[float, ...], first: str
+) -> None:
+    lanes = [
+        lane(0, name=f"s{i}", rank=rank, open_now=load)
+        for i, (load, rank) in enumerate(zip(loads, ranks, strict=True))
+    ]
+    if first == "home":
+        first = by_preference([lanes[0], lanes[2]], "x", "")[0].name
+    ordered = [one.name for one in by_preference(lanes, "x", avoid)]
+    assert ordered[0] == first and sorted(ordered) == ["s0", "s1", "s2"]
+    without = [one for one in lanes if one.name != first]
+    moved = [one.name for one in by_preference(without, "x", avoid)]
+    assert moved == [name for name in ordered if name != first]  # nobody else's home moves
 
 
 def test_quantiles_are_within_eight_percent() -> None:
