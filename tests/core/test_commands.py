@@ -42,8 +42,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
         (["drain", "alpha"], 1, "does not answer"),
         (["abandon", "nobody"], 2, "no such run"),
         (["abandon", "alpha"], 2, "0 of 0 prompts would never be asked"),
-        (["abandon", "nobody"], 2, "no such run"),
-        (["abandon", "alpha"], 2, "0 of 0 prompts would never be asked"),
         (["stage", "trian", "--run", "alpha"], 2, "stage 'trian': not known"),
         (["export", "alpha", "--to", "gguf"], 2, "--to gguf: not known"),
         (["lint", ".", "--engine", "ollama"], 2, "--engine ollama: not known"),
