@@ -55,6 +55,7 @@ from core.render.source import renderer_of
 from core.render.tokenizer import TokenizerLike
 from core.schema import Prompt
 from core.store import Reserve, RunDir, Status, make_manifest, write_manifest, write_status
+from core.store.linefile import full_disk_named
 
 HALT_POLL_S = 0.1
 HEARTBEAT_S = 1.0
@@ -241,7 +242,12 @@ class Engine:
         self.journal.emit(ev.StageStarted(stage=stage.name))
         started = time.monotonic()
         try:
-            summary = await self._perform(stage)
+            with full_disk_named():
+                summary = await self._perform(stage)
+                took_s = time.monotonic() - started
+                if not summary.get("pending"):
+                    marked = (stage, time.time(), took_s, summary)
+                    await asyncio.to_thread(self.markers.finish, *marked)
         except Halted as e:
             raise self.stopping or e from e
         except DiskFull as e:
@@ -251,10 +257,7 @@ class Engine:
             raise
         finally:
             self.work = None
-        seconds = time.monotonic() - started
-        if not summary.get("pending"):
-            await asyncio.to_thread(self.markers.finish, stage, time.time(), seconds, summary)
-        self.journal.emit(ev.StageFinished(stage=stage.name, seconds=seconds, summary=summary))
+        self.journal.emit(ev.StageFinished(stage=stage.name, seconds=took_s, summary=summary))
 
     async def _perform(self, stage: Stage) -> dict[str, Any]:
         if stage is BY_NAME["generate"]:

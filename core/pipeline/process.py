@@ -20,6 +20,7 @@ from core.config import Config
 from core.errors import EXIT_FAILED, EyasError
 from core.pipeline.engine import Engine, Options
 from core.store import RunDir, only_one
+from core.store.linefile import full_disk_named
 from core.store.rundir import check_space
 
 
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
 
     code, error = EXIT_FAILED, ""
     try:
-        with only_one(run):
+        with only_one(run), full_disk_named():
             config = run.load_config()
             check_space(run.path, config.run.min_free_disk_bytes)
             said = json.loads(asked.argv) or list(sys.argv)

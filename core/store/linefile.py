@@ -9,12 +9,25 @@ import errno
 import json
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from core.errors import StoreError
+from core.errors import DiskFull, StoreError
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@contextlib.contextmanager
+def full_disk_named() -> Iterator[None]:
+    """What a full disk refuses of small files becomes DiskFull; every other error stays itself."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in FULL_ERRNOS:
+            raise
+        where = os.fsdecode(e.filename) if e.filename else "the run's disk"
+        raise DiskFull(f"{where}: no space left; free some, then `eyas resume`") from e
 
 
 def mend_tail(path: Path) -> Path | None:

@@ -24,6 +24,7 @@ from core.store import (
     read_jsonl,
     read_placed,
 )
+from core.store.linefile import full_disk_named
 from tests.conftest import SHARED
 
 CASES = SHARED / "cases"
@@ -207,6 +208,17 @@ class FullDisk:
         take = min(self.room, len(data))
         self.room -= take
         return self._real(fd, bytes(data)[:take])
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EACCES, OSError)],
+)
+def test_a_full_disk_is_named_and_nothing_else_is(number: int, kind: type[Exception]) -> None:
+    with pytest.raises(kind) as caught, full_disk_named():
+        raise OSError(number, os.strerror(number), "stages.json")
+    assert type(caught.value) is kind or kind is OSError
+    assert ("stages.json: no space left; free some" in str(caught.value)) == (kind is DiskFull)
 
 
 def test_enospc_truncates_back_to_the_last_newline(
