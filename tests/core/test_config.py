@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from core import config as cf
 from core.config import Config, config_hash, dump, load, parse
+from core.config_sections import Section
 from core.errors import ConfigError
 from core.pipeline.setting import DEMO_CONFIG, resolve
 
@@ -131,6 +131,6 @@ def test_every_field_is_a_known_type() -> None:
     """A section that forgot `frozen` could be changed behind the hash."""
     for section in msgspec.structs.fields(Config):
         kind = section.type
-        if isinstance(kind, type) and issubclass(kind, cf.Section):
+        if isinstance(kind, type) and issubclass(kind, Section):
             with pytest.raises(AttributeError):
                 setattr(kind(), msgspec.structs.fields(kind)[0].name, None)
