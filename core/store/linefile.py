@@ -72,6 +72,13 @@ def mend_tail(path: Path) -> Path | None:
         return side
 
 
+def last_line(path: Path) -> bytes:
+    """Whatever follows the last newline but the one at the end."""
+    with path.open("rb") as file:
+        file.seek(_line_start(file, file.seek(0, os.SEEK_END)))
+        return file.read()
+
+
 def _line_start(file: Any, end: int, block_bytes: int = 1 << 16) -> int:
     """Offset of the first byte of the line whose last byte (newline or not) is at `end - 1`."""
     position = end - 1

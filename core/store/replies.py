@@ -18,7 +18,7 @@ import msgspec
 
 from core.errors import StoreError
 from core.schema import Rollout, Usage
-from core.store.linefile import LineFile, Reserve
+from core.store.linefile import LineFile, Reserve, last_line
 from core.store.lines import Appender, CorruptLine, encode_line, read_placed
 from core.store.rundir import RunDir
 
@@ -44,6 +44,10 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     usage: Usage = Usage()
     at: int = 0
     end: int = 0
+
+
+class _Covered(msgspec.Struct):
+    end: int
 
 
 _COPIED = [name for name in Head.__struct_fields__ if name not in ("at", "end")]
@@ -73,19 +77,26 @@ def _from_file(run: RunDir, on_corrupt: Callable[[CorruptLine], None] | None) ->
         yield msgspec.structs.replace(head, at=at)
 
 
-def _indexed(run: RunDir) -> list[Head] | None:
-    """What the index holds; None where it does not cover the file: lines were added without it, or
-    the file was changed after it by anyone."""
+def _covers(run: RunDir) -> bool:
+    """Not where lines were added without the index, or the file was changed after it by anyone."""
     try:
         file, index = run.completions.stat(), run.heads.stat()
         if index.st_mtime_ns < file.st_mtime_ns:
-            return None
-    except FileNotFoundError:
+            return False
+        line = last_line(run.heads)
+        covered = msgspec.json.decode(line, type=_Covered).end if line else 0
+    except (FileNotFoundError, ValueError):
+        return False
+    return covered == file.st_size
+
+
+def _indexed(run: RunDir) -> list[Head] | None:
+    """What the index holds; None where it does not cover the file or cannot be read."""
+    if not _covers(run):
         return None
     corrupt: list[CorruptLine] = []
     heads = [head for _, head in read_placed(run.heads, Head, corrupt.append)]
-    covered = heads[-1].end if heads else 0
-    return heads if covered == file.st_size and not corrupt else None
+    return None if corrupt else heads
 
 
 class ReplyFile(Appender):
@@ -139,7 +150,7 @@ def _head(rollout: Rollout, at: int, end: int) -> Head:
 def _open_index(run: RunDir) -> LineFile | None:
     """None where it cannot be kept, or must not be: corrupt lines are to be met by every reader."""
     try:
-        if _indexed(run) is None:
+        if not _covers(run):
             run.heads.unlink(missing_ok=True)
             if not _write_index(run):
                 return None

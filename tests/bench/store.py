@@ -142,9 +142,13 @@ def numbered(streamed: bool) -> Iterator[Rollout]:
         yield msgspec.structs.replace(texts[number % DISTINCT], prompt_id=f"{number:064x}")
 
 
-async def offer(store: Store, seconds: float, acknowledged: Callable[[str], None]) -> list[float]:
+async def offer(
+    store: Store,
+    source: Iterator[Rollout],
+    seconds: float,
+    acknowledged: Callable[[str], None],
+) -> list[float]:
     """PER_S records a second; seconds from each append to its acknowledgement."""
-    source = numbered(streamed=False)
     waits: list[float] = []
 
     async def one(record: Rollout) -> None:
@@ -153,8 +157,7 @@ async def offer(store: Store, seconds: float, acknowledged: Callable[[str], None
         waits.append(time.monotonic() - before)
         acknowledged(record.prompt_id)
 
-    first = next(source)  # the texts are made before the clock starts
-    tasks = [asyncio.create_task(one(first))]
+    tasks: list[asyncio.Task[None]] = []
     start = time.monotonic()
     while (now := time.monotonic() - start) < seconds:
         due = int(now * PER_S) - len(tasks)
@@ -165,10 +168,11 @@ async def offer(store: Store, seconds: float, acknowledged: Callable[[str], None
 
 
 def append_client(kind: str, folder: Path, seconds: float) -> None:
-    store = opened(kind, folder)
+    store, source = opened(kind, folder), numbered(streamed=False)
+    next(source)  # the texts are made before the clock starts
     before = meter.cpu_s()
     start = time.monotonic()
-    waits = asyncio.run(offer(store, seconds, lambda prompt_id: None))
+    waits = asyncio.run(offer(store, source, seconds, lambda prompt_id: None))
     took = time.monotonic() - start
     store.close()
     meter.report(
@@ -186,7 +190,8 @@ def append_client(kind: str, folder: Path, seconds: float) -> None:
 def kill_client(kind: str, folder: Path) -> None:
     """Says each id as soon as it was told that the record is durable, until it is killed."""
     store = opened(kind, folder)
-    asyncio.run(offer(store, 3_600.0, lambda prompt_id: print(prompt_id, flush=True)))
+    source = numbered(streamed=False)
+    asyncio.run(offer(store, source, 3_600.0, lambda prompt_id: print(prompt_id, flush=True)))
 
 
 def volume_table() -> None:
@@ -211,9 +216,9 @@ def volume_table() -> None:
             )
 
 
-def started(*args: str, **more: Any) -> "subprocess.Popen[str]":
+def started(*args: str) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "tests.bench.store", *args]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **more)
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
 
 
 def append_table(seconds: float) -> None:
@@ -247,16 +252,18 @@ def killed(kind: str, folder: Path, after_s: float) -> set[str]:
     """Ids that the child had been told are durable. The clock starts at the first."""
     child = started("kill", kind, str(folder))
     assert child.stdout is not None
-    said = child.stdout.readline()
-    end = time.monotonic() + after_s
     descriptor = child.stdout.fileno()
+    said = os.read(descriptor, 1 << 16)
+    end = time.monotonic() + after_s
     while (left := end - time.monotonic()) > 0:
         if select.select([descriptor], [], [], left)[0]:
-            said += os.read(descriptor, 1 << 16).decode()
+            said += os.read(descriptor, 1 << 16)
     child.kill()
     child.wait()
-    said += child.stdout.read()
-    return set(said[: said.rfind("\n")].split())
+    while more := os.read(descriptor, 1 << 16):
+        said += more
+    child.stdout.close()
+    return set(said[: said.rfind(b"\n")].decode().split())
 
 
 def ids_in(kind: str, folder: Path) -> set[str]:
