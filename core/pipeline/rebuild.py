@@ -6,6 +6,7 @@ bytes; rows in the order of the prompts. While generate runs, a verdict may rest
 is not known yet; here only where no clean reply ever showed one. Knows which rollout of a prompt
 counts, not how a reply is judged."""
 
+import gc
 import multiprocessing
 import os
 from collections import Counter
@@ -14,6 +15,8 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from core import events as ev
 from core.audit.apply import marked, marks
@@ -40,6 +43,9 @@ class Replies(NamedTuple):
     prompts: dict[str, Prompt]
     renderer: Renderer
     offsets: StopOffsets
+    whole: bool = True
+    """False: samples without their ids, texts and segments, which learning does not look at and
+    which cost as much to hand over as a quarter of judging."""
 
 
 class _Worker:
@@ -55,7 +61,7 @@ def run(
     """Write samples/*.parquet. The summary counts verdicts, rejected classes and prompts without a
     reply."""
     prompts = {p.prompt_id: p for p in read_prompts(run)}
-    replies = Replies(run.completions, prompts, renderer_of(config), StopOffsets())
+    replies = Replies(run.completions, prompts, renderer_of(config), StopOffsets(), whole=False)
 
     def corrupt(bad: CorruptLine) -> None:
         emit(
@@ -75,7 +81,7 @@ def run(
     for sample in watched(judge_all(replies, places), 0):
         observe(learned, sample)
     learned.settle()
-    replies = replies._replace(offsets=learned)
+    replies = replies._replace(offsets=learned, whole=True)
     verdicts: Counter[str] = Counter()
     classes: Counter[str] = Counter()
 
@@ -120,23 +126,30 @@ def final_replies(
 def judge_all(replies: Replies, places: list[int]) -> Iterator[Sample]:
     """Samples in the order of `places`, on all cores when there are many. Holds a few chunks at a
     time."""
-    if len(places) < PARALLEL_FROM or (os.cpu_count() or 1) < 2:
+    cores = _cores()
+    if len(places) < PARALLEL_FROM or cores < 2:
         yield from _judge(replies, places)
         return
     chunks = iter([places[i : i + CHUNK] for i in range(0, len(places), CHUNK)])
     with ProcessPoolExecutor(
+        cores,
         mp_context=multiprocessing.get_context("fork"),
         initializer=_start_worker,
         initargs=(replies,),
     ) as pool:
-        ahead = 2 * (os.cpu_count() or 1)
-        waiting = [pool.submit(_judge_chunk, chunk) for chunk in islice(chunks, ahead)]
+        waiting = [pool.submit(_judge_chunk, chunk) for chunk in islice(chunks, 2 * cores)]
         while waiting:
             yield from waiting.pop(0).result()
             waiting.extend(pool.submit(_judge_chunk, chunk) for chunk in islice(chunks, 1))
 
 
+def _cores() -> int:
+    """That this process may use; a container's share where the system tells it."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _start_worker(replies: Replies) -> None:
+    gc.freeze()  # what came by fork is not looked through again, and its pages stay shared
     _Worker.replies = replies
 
 
@@ -147,4 +160,7 @@ def _judge_chunk(places: list[int]) -> list[Sample]:
 def _judge(replies: Replies, places: list[int]) -> Iterator[Sample]:
     for rollout in read_at(replies.completions, places, Rollout):
         prompt = replies.prompts[rollout.prompt_id]
-        yield judge(rollout, prompt, replies.renderer, replies.offsets)
+        sample = judge(rollout, prompt, replies.renderer, replies.offsets)
+        if not replies.whole:
+            sample = msgspec.structs.replace(sample, token_ids=[], segments=[], calls=[])
+        yield sample

@@ -184,7 +184,7 @@ def test_rebuild_is_the_same_on_one_core_and_on_all(
     first = {p.name: p.read_bytes() for p in run.samples.iterdir()}
     monkeypatch.setattr(rebuild, "PARALLEL_FROM", 1)
     monkeypatch.setattr(rebuild, "CHUNK", 5)
-    monkeypatch.setattr(rebuild.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(rebuild, "_cores", lambda: 2)
     rebuilt(run)
     assert {p.name: p.read_bytes() for p in run.samples.iterdir()} == first
     assert len(list(read_samples(run))) == 24
