@@ -120,12 +120,23 @@ def show_live(out: Console, run: RunDir) -> None:
         spent = f"{f.usd(report['spent_usd'])} of {f.usd(report['budget_usd'])} spent"
         if report["uncertain_usd"]:
             spent += f", {f.usd(report['uncertain_usd'])} of it uncertain"
-        state = "" if report["state"] == "done" else f"{report['state']}: {report['reason']}; "
+        if report["corrected_usd"]:
+            spent += f", after {_signed(report['corrected_usd'])} by the account's own total"
+        state = "" if report["state"] == "done" else f"{report['reason'] or report['state']}; "
         out.print(Text(clean(f"{state}{spent}; {report['path']}")))
     except (OSError, KeyError, TypeError, msgspec.MsgspecError) as e:
         raise StoreError(f"{run.probe}: cannot be read ({e}); ask again: eyas probe live") from e
 
 
+def _signed(usd: float) -> str:
+    return f"-{f.usd(-usd)}" if usd < 0 else f"+{f.usd(usd)}"
+
+
+ENDED = {
+    "failed": status.Mark("✗", "failed", "error"),
+    "refused": status.Mark("✗", "refused", "error"),
+    "aborted": status.Mark("■", "stopped", "warn"),
+}
 LIVE_COLUMNS = [
     ("arm", "<"),
     ("calls", "<"),
@@ -140,7 +151,7 @@ LIVE_COLUMNS = [
 
 
 def _live_row(a: dict[str, Any]) -> Sequence[Part]:
-    mark = status.mark(status.VERDICT, a["verdict"] or a["outcome"])
+    mark = status.mark(status.VERDICT | ENDED, a["verdict"] or a["outcome"])
     form, count = a["call_form"], len(a["calls"])
     called: Part = (form, "dim") if form == "none" else f"{count} {form}"
     if "raw" in form and a["arm"] == "declared":  # `text` declares nothing: its calls come raw

@@ -98,7 +98,13 @@ def _interrupts() -> Iterator[Stopped]:
     """ctrl-c and SIGTERM are counted, not obeyed: what was asked is halted, settled and booked."""
     stopped = Stopped()
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, stopped) for number in numbers]
+
+    def stop(*_: object) -> None:
+        stopped.count += 1
+        more = "what is paid for is still received, ctrl-c again cuts it off"
+        typer.echo(f"halting; {more}" if stopped.count == 1 else "cutting off", err=True)
+
+    before = [signal.signal(number, stop) for number in numbers]
     try:
         yield stopped
     finally:

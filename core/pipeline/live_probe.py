@@ -3,6 +3,7 @@
 Finds a question when none is given, makes the run, waits for its end. Knows which backend an arm
 uses; asking, judging and booking are the run's."""
 
+import math
 import shutil
 import time
 from collections.abc import Iterator
@@ -127,19 +128,18 @@ def backend_of(config: Config, arm: str) -> Backend:
 
 def carry_out(start: Start, stopped: "Stopped") -> Status:
     """Launch, and wait for the end. What `stopped` counts halts the run, then severs it; so does
-    a run that takes longer than its timeouts allow. Raises the one line of a run that asked
-    nothing, and leaves nothing of it."""
-    config = start.run.load_config()
-    asked = len(config.dataset) * config.dataset[0].limit
-    rounds = 1 if config.generate.max_in_flight > 1 else asked
+    a run that is kept waiting longer than a request may take. Raises the one line of a run that
+    sent nothing, and leaves nothing of it."""
     launch(start)
-    until = time.monotonic() + rounds * config.generate.total_timeout_s + GRACE_S
+    config = start.run.load_config()
+    patience = Patience(start.run, config, time.monotonic())
     done = 0
     while (status := observed_status(start.run)).state not in ENDED or engine_pid(start.run.path):
-        if time.monotonic() > until:
-            stopped.count, until = stopped.count + 1, time.monotonic() + GRACE_S
+        waited_for = patience.exhausted(status, time.monotonic())
+        if waited_for:
+            stopped.count += 1
         if stopped.count > done:
-            _stop(start.run, sever=done > 0)
+            _stop(start.run, sever=done > 0, reason=waited_for or "interrupted")
             done += 1
         time.sleep(POLL_S)
     if status.state in ("failed", "crashed") and not _sent(start.run):
@@ -148,6 +148,43 @@ def carry_out(start: Start, stopped: "Stopped") -> Status:
         reason = status.reason.replace("run.budget_usd", "--budget-usd")
         raise LaunchError(f"probe live: {reason}", code)
     return status
+
+
+class Patience:
+    """When a probe has been waited for long enough: its requests have clocks of their own, a
+    provider's wish to be asked later has none."""
+
+    def __init__(self, run: RunDir, config: Config, now: float) -> None:
+        generate = config.generate
+        asked = len(config.dataset) * config.dataset[0].limit
+        rounds = 1 if generate.max_in_flight >= asked else asked
+        self._run = run
+        self._timeout_s = generate.total_timeout_s
+        self._until = now + rounds * self._timeout_s + GRACE_S
+        self._idle_since: float | None = None
+
+    def exhausted(self, status: Status, now: float) -> str:
+        """Why to stop, each time that there is a new reason; else empty."""
+        idle = self._is_idle(status)
+        if not idle or self._idle_since is None:
+            self._idle_since = now if idle else None
+        elif now - self._idle_since > self._timeout_s:
+            self._idle_since = math.inf
+            return f"kept waiting for more than {self._timeout_s:g} s"
+        if now > self._until:
+            self._until = now + GRACE_S
+            return "not done in the time that its requests may take"
+        return ""
+
+    def _is_idle(self, status: Status) -> bool:
+        """Something was answered, nothing is in flight or to be billed, and not all is asked."""
+        if status.stage != "generate" or status.in_flight or status.reserved_usd:
+            return False
+        try:
+            answered = self._run.completions.stat().st_size > 0
+        except OSError:
+            return False
+        return answered and status.done < status.prompts
 
 
 def _sent(run: RunDir) -> bool:
@@ -160,13 +197,10 @@ class Stopped:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, *_: object) -> None:
-        self.count += 1
 
-
-def _stop(run: RunDir, sever: bool) -> None:
+def _stop(run: RunDir, sever: bool, reason: str) -> None:
     try:
-        halt_now(run.path, sever=sever, reason="probe live: interrupted", client="eyas probe")
+        halt_now(run.path, sever=sever, reason=f"probe live: {reason}", client="eyas probe")
     except HaltError:  # ended meanwhile, which is what was wanted
         return
 

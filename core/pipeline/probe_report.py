@@ -71,6 +71,8 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     spent_usd: float
     uncertain_usd: float
+    corrected_usd: float
+    """What the account proved of uncertain bills, in sum: mostly negative."""
     budget_usd: float
     answers: list[Answer]
 
@@ -87,7 +89,9 @@ def report_of(run: RunDir, status: Status) -> ProbeReport:
     rollouts = {r.prompt_id: r for r in read_jsonl(run.completions, Rollout)}
     samples = _samples(run, prompts, rollouts, renderer)
     bills: dict[str, SpendLine] = {}
+    corrected = 0.0
     for line in read_jsonl(run.spend, SpendLine):
+        corrected += line.cost_usd if line.kind == "adjusted" else 0.0
         if line.kind in CLOSING:
             before = bills[line.prompt_id].cost_usd if line.prompt_id in bills else 0.0
             bills[line.prompt_id] = msgspec.structs.replace(line, cost_usd=before + line.cost_usd)
@@ -109,6 +113,7 @@ def report_of(run: RunDir, status: Status) -> ProbeReport:
         reason=status.reason,
         spent_usd=status.spent_usd,
         uncertain_usd=status.uncertain_usd,
+        corrected_usd=corrected,
         budget_usd=config.run.budget_usd,
         answers=answers,
     )
@@ -121,7 +126,7 @@ def _samples(
     offsets = StopOffsets()
     for prompt in prompts:
         rollout = rollouts.get(prompt.prompt_id)
-        if rollout is None or rollout.reply_raw is None:
+        if rollout is None or rollout.outcome not in ("ok", "rejected"):
             continue
         if prompt.prompt_id not in samples:
             samples[prompt.prompt_id] = judge(rollout, prompt, renderer, offsets)
