@@ -105,7 +105,10 @@ def age(seconds: float | None) -> str:
         return NONE
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f} s"
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    if seconds < 7_200:
+        return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    hours = seconds / 3_600
+    return f"{hours:.0f} h" if hours < 48 else f"{hours / 24:,.0f} d"
 
 
 def figures(summary: dict[str, Any], width: int) -> str:

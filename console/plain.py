@@ -81,6 +81,29 @@ def grid(title: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequence
     return made
 
 
+def fitted(
+    out: Console, columns: Sequence[tuple[str, str, int]], rows: Iterable[Sequence[Part]]
+) -> Table:
+    """A table that fits by leaving columns out, the highest rank first, so that what is left is
+    whole; rank 0 always stays, and is folded where even that is too wide. (name, align, rank) a
+    column.
+    """
+    cells = [[text(part) for part in row] for row in rows]
+    widths = [
+        max([len(name), *(row[i].cell_len for row in cells)]) + 2
+        for i, (name, _, _) in enumerate(columns)
+    ]
+    kept = list(range(len(columns)))
+    while sum(widths[i] for i in kept) > out.width and any(columns[i][2] for i in kept):
+        kept.remove(max(kept, key=lambda i: (columns[i][2], i)))
+    made = grid("", [columns[i][:2] for i in kept], [])
+    for column, i in zip(made.columns, kept, strict=True):
+        column.no_wrap, column.overflow = columns[i][2] > 0, "fold"
+    for row in cells:
+        made.add_row(*[row[i] for i in kept])
+    return made
+
+
 # ── pages ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -109,15 +132,15 @@ def show_list(folder: Path | None) -> int:
         out.print(Text("no runs here yet: eyas demo makes one"))
         return EXIT_DONE
     columns = [
-        ("run", "<"),
-        ("state", "<"),
-        ("stage", "<"),
-        ("done", ">"),
-        ("spent", ">"),
-        ("accept", ">"),
-        ("last seen", ">"),
+        ("run", "<", 0),
+        ("state", "<", 0),
+        ("stage", "<", 2),
+        ("done", ">", 1),
+        ("spent", ">", 1),
+        ("accept", ">", 3),
+        ("last seen", ">", 4),
     ]
-    out.print(grid("", columns, rows))
+    out.print(fitted(out, columns, rows))
     return EXIT_DONE
 
 
@@ -189,9 +212,9 @@ def print_halt(out: Console, state: ConsoleState) -> None:
 
 def print_lines(out: Console, lines: Iterable[Line]) -> None:
     for spans in lines:
-        out.print(
-            Text.assemble(*[(span.text, STYLE.get(span.style, "")) for span in spans]), end="\n"
-        )
+        made = Text.assemble(*[(span.text, STYLE.get(span.style, "")) for span in spans])
+        made.rstrip()
+        out.print(made)
 
 
 def print_verdicts(out: Console, state: ConsoleState) -> None:

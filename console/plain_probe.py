@@ -10,7 +10,7 @@ from rich.text import Text
 
 from console import format as f
 from console import probe, status
-from console.plain import STYLE, grid, make_console, print_lines
+from console.plain import STYLE, fitted, make_console, print_lines
 from console.sanitize import clean, wrap
 from console.widgets import tokens as tk
 from console.widgets.align import difference
@@ -22,7 +22,6 @@ from core.journal import load_view
 from core.schema import Sample
 from core.store import RunDir, count_samples
 
-WIDTH = 110
 EXCERPT = 12
 """Rows of a difference that a live probe shows round the first divergence."""
 
@@ -35,7 +34,7 @@ def show_probe(run: RunDir, name: str = "", against: str = "", most: int = 40) -
     if name:
         row = probe.find_row(run, name, load_view(run).outcomes)
         opened = probe.open_sample(run, row, against)
-        print_lines(out, evidence(opened, WIDTH))
+        print_lines(out, evidence(opened, out.width))
         print_tokens(out, opened)
         return EXIT_DONE
     if run.probe.exists():
@@ -56,9 +55,17 @@ def show_probe(run: RunDir, name: str = "", against: str = "", most: int = 40) -
         ]
         for mark, r in zip(marks, rows, strict=False)
     ]
-    names = ("verdict", "sample", "dataset", "arm", "provider", "why")
-    columns = [*((n, "<") for n in names), ("tokens", ">"), ("billed", ">")]
-    out.print(grid("", columns, listed))
+    columns = [
+        ("verdict", "<", 0),
+        ("sample", "<", 0),
+        ("dataset", "<", 3),
+        ("arm", "<", 1),
+        ("provider", "<", 4),
+        ("why", "<", 2),
+        ("tokens", ">", 5),
+        ("billed", ">", 6),
+    ]
+    out.print(fitted(out, columns, listed))
     more = max(count_samples(run), len(rows)) - len(listed)
     if more > 0:
         out.print(Text(f"{more:,} more; the console (eyas attach) lists them all"))
@@ -69,7 +76,7 @@ def print_tokens(out: Console, opened: probe.Opened) -> None:
     """The difference to the twin where there is one, then every token."""
     sample = opened.sample
     if sample is None:
-        for part in wrap(opened.raw or "no reply was kept for this prompt", WIDTH):
+        for part in wrap(opened.raw or "no reply was kept for this prompt", out.width):
             out.print(Text(part))
         return
     decoder = opened.tokenizer or tk.NoTokenizer()
@@ -77,7 +84,7 @@ def print_tokens(out: Console, opened: probe.Opened) -> None:
         out.print()
         print_difference(out, decoder, sample, opened.twin)
     out.print()
-    table = TokenTable(sample, tk.tokens_of(decoder, sample.token_ids), WIDTH)
+    table = TokenTable(sample, tk.tokens_of(decoder, sample.token_ids), out.width)
     print_lines(out, [table.header(), *table])
 
 
@@ -93,7 +100,7 @@ def print_difference(
     said, style = tk.headline(diff, left, right, names)
     out.print(Text(said, style=STYLE.get(style, "")))
     if not diff.identical:
-        rows = tk.DiffTable(diff, left, right, WIDTH, tk.Options(ids=True, only_diffs=True))
+        rows = tk.DiffTable(diff, left, right, out.width, tk.Options(ids=True, only_diffs=True))
         shown = [rows[i] for i in range(min(len(rows), most or len(rows)))]
         print_lines(out, [rows.header(names), *shown])
         if len(shown) < len(rows):
@@ -113,7 +120,7 @@ def show_live(out: Console, run: RunDir) -> None:
         questions = dict.fromkeys(a["question"] for a in answers)
         for question in questions:
             mine = [a for a in answers if a["question"] == question]
-            out.print(grid("", LIVE_COLUMNS, [_live_row(a) for a in mine]))
+            out.print(fitted(out, LIVE_COLUMNS, [_live_row(a) for a in mine]))
             for a in mine:
                 _print_outcome(out, run, a)
             out.print()
@@ -138,15 +145,15 @@ ENDED = {
     "aborted": status.Mark("■", "stopped", "warn"),
 }
 LIVE_COLUMNS = [
-    ("arm", "<"),
-    ("calls", "<"),
-    ("provider", "<"),
-    ("finish", "<"),
-    ("verdict", "<"),
-    ("tokens", ">"),
-    ("cost", ">"),
-    ("bill", "<"),
-    ("latency", ">"),
+    ("arm", "<", 0),
+    ("calls", "<", 0),
+    ("provider", "<", 1),
+    ("finish", "<", 3),
+    ("verdict", "<", 0),
+    ("tokens", ">", 5),
+    ("cost", ">", 1),
+    ("bill", "<", 4),
+    ("latency", ">", 2),
 ]
 
 

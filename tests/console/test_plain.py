@@ -46,6 +46,22 @@ def test_list(runs: Path, capsys: Captured) -> None:
     assert "204/204" in out
 
 
+@pytest.mark.parametrize(("columns", "last"), [(60, "spent"), (80, "accept"), (140, "last seen")])
+def test_a_narrow_list_leaves_columns_out_and_cuts_no_run_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, columns: int, last: str
+) -> None:
+    long = "a-run-with-a-name-of-its-own"
+    run = write_run(tmp_path, "done")
+    status = run.status.read_text().replace(recording.RUN_ID, long)
+    run.status.write_text(status)
+    run.path.rename(tmp_path / long)
+    monkeypatch.setenv("EYAS_RUNS", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    heading, row = said(capsys, "list").rstrip("\n").split("\n")
+    assert heading.split("  ")[-1].strip() == last
+    assert row.startswith(f"{long} ") and "…" not in row and len(row) <= columns
+
+
 def test_status(runs: Path, capsys: Captured) -> None:
     out = said(capsys, "status", "2025")
     first = out.split("\n")[0]
@@ -97,6 +113,7 @@ def test_probe(runs: Path, capsys: Captured) -> None:
     assert "FIRST DIVERGENCE @" in out
     assert "3 hunks" in out
     assert " ≠ " in out
+    assert " index      id loss segment    token" in out
     out = said(capsys, "probe", "2025", "0000", "--against", "0000")
     assert "IDENTICAL" in out
     out = said(capsys, "probe", "2025", "0002")

@@ -103,7 +103,8 @@ def test_nothing_is_sent_that_the_budget_does_not_hold_at_once(desk: Desk) -> No
 
 def test_a_provider_that_is_always_busy_is_not_waited_for(desk: Desk) -> None:
     desk.gateway.post("/gateway/faults", "rate_limited=600:1")
-    code, out, _ = desk.ask("--arms", "declared,local", "--timeout-s", "1", "--json")
+    code, out, err = desk.ask("--arms", "declared,local", "--timeout-s", "1", "--json")
+    assert out, err
     report = json.loads(out)
     assert code == 3 and report["state"] == "halted"
     assert "kept waiting for more than 1 s" in report["reason"]
@@ -120,6 +121,7 @@ def test_ctrl_c_twice_cuts_off_and_books(desk: Desk) -> None:
     wait_for(lambda: (desk.runs[0] / "HALT").exists(), "the halt")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
+    assert out, err
     report = json.loads(out)
     assert process.returncode == 3 and report["state"] == "halted"
     assert "ctrl-c again cuts it off" in err
