@@ -24,6 +24,8 @@ from core.schema import ToolCall
 
 MAX_CHARS = 1_000_000
 """Longer replies are not searched: every hypothesis costs one more encoding."""
+CALL_CHARS = 100
+"""What one more call costs, in characters of text that take as long."""
 _NEWLINES = ("\n\n", "\n")
 _SPACED = re.compile(" (" + "|".join(map(re.escape, [*TOOL_MARKERS, THINK_CLOSE])) + ")(?= |$)")
 _ANY = re.compile("|".join(map(re.escape, [*TOOL_MARKERS, THINK_CLOSE])))
@@ -36,7 +38,8 @@ def hypotheses(
 
     `prior_calls`: calls earlier in the conversation, from where Kimi's own ids go on counting.
     """
-    if len(reply.reasoning) + len(reply.content) > MAX_CHARS:
+    spoken = len(reply.reasoning) + len(reply.content)
+    if spoken + sum(CALL_CHARS + len(c.id) + len(c.arguments) for c in reply.calls) > MAX_CHARS:
         return
     foreign = any(is_foreign(call) for call in reply.calls)
     if foreign or not in_sequence(reply.calls, prior_calls):
