@@ -96,7 +96,7 @@ def print_difference(
     left = tk.tokens_of(decoder, local.completion_ids)
     right = tk.tokens_of(decoder, other.completion_ids)
     diff = difference(local.completion_ids, other.completion_ids)
-    names = (clean(local.arm), clean(f"{other.arm} · {other.provider or other.backend}"))
+    names = (clean(local.arm), clean(f"{other.arm} · {other.provider or other.backend}"[:200]))
     said, style = tk.headline(diff, left, right, names)
     out.print(Text(said, style=STYLE.get(style, "")))
     if not diff.identical:

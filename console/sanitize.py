@@ -99,9 +99,9 @@ def cut(text: str, cells: int, mark: str = "…") -> str:
 
 def cell(text: str, cells: int, align: str = "<", mark: str = "…") -> str:
     """Hostile text as exactly `cells` cells: cleaned, cut, padded (`<` left, `>` right, `^`
-    centre).
+    centre). Looks at no more of it than can be seen: a base character and its marks are three.
     """
-    shown = cut(clean(text), cells, mark)
+    shown = cut(clean(text[: 3 * (cells + 2)]), cells, mark)
     gap = cells - width(shown)
     if align == ">":
         return " " * gap + shown

@@ -374,11 +374,11 @@ class SampleScreen(BaseScreen):
 
     def note(self, width: int) -> str:
         if self._wanted:
-            return f"{len(self.found):,} × {clean(self._wanted)[:16]}"
-        return f"{self.mode} · {clean(self._row.sample_id)[:10]}" if width >= 100 else self.mode
+            return f"{len(self.found):,} × {clean(self._wanted[:16])}"
+        return f"{self.mode} · {clean(self._row.sample_id[:10])}" if width >= 100 else self.mode
 
 
 def _name(sample: Sample) -> str:
     """An arm, and who answered where that is not this machine's own server."""
     who = "" if sample.arm == "local" else f" · {sample.provider or sample.backend}"
-    return clean(f"{sample.arm}{who}")
+    return clean(f"{sample.arm}{who}"[:200])

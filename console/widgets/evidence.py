@@ -2,8 +2,15 @@
 
 from console import format as f
 from console import probe, status
-from console.sanitize import clean
+from console.sanitize import clean as whole
 from console.widgets.line import Line, fit, line
+
+MOST = 400  # characters of one name, flag or note that are looked at
+
+
+def clean(text: str) -> str:
+    """What can be seen of a text that may be megabytes long."""
+    return whole(text[:MOST]) + ("…" if len(text) > MOST else "")
 
 
 def evidence(opened: probe.Opened, width: int) -> list[Line]:
@@ -31,7 +38,7 @@ def evidence(opened: probe.Opened, width: int) -> list[Line]:
     more = f" · calls {calls}" if calls else ""
     if opened.twin is None and row.arm != "local":
         more += " · no local twin"
-    lines.append(fit(line((f"{size}{more} · ", "dim"), use), width))
+    lines.append(fit(line(use, (f" · {size}{more}", "dim")), width))
     lines += [fit(part, width) for part in tried(opened)]
     if opened.note:
         lines.append(fit(line((clean(opened.note), "warn")), width))

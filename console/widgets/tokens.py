@@ -15,6 +15,7 @@ from console.sanitize import cell, cut, glyph, width
 from console.widgets.align import Difference
 from console.widgets.line import Line, Span, fit, line
 
+MAX_BYTES = 1_024  # of a token that are shown: a hostile vocabulary may hold megabytes in one
 CONTEXT = 3  # equal rows kept around a difference when only differences are shown
 
 
@@ -77,14 +78,16 @@ def shown(token: Token, options: Options = PLAIN) -> str:
     """What stands for a token; never empty."""
     if token.kind == "unknown":
         return f"‹?{token.id}›"
+    raw, more = token.raw[:MAX_BYTES], "…" if len(token.raw) > MAX_BYTES else ""
     if token.kind == "special":
-        return _special(token.raw)
+        return _special(raw) + more
     if options.bytes:
-        return token.raw.hex(" ").upper()
+        return raw.hex(" ").upper() + more
+    parts = _parts(raw)
     text = "".join(
-        part if isinstance(part, str) else "‹" + part.hex(" ").upper() + "›"
-        for part in _parts(token.raw)
+        part if isinstance(part, str) else "‹" + part.hex(" ").upper() + "›" for part in parts
     )
+    text += more
     return text if text.strip() and not options.spaces else text.replace(" ", "·")
 
 

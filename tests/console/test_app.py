@@ -167,6 +167,27 @@ async def test_kill_needs_the_run_id_and_cancel_is_the_default() -> None:
         await until(pilot, lambda: app.still.asked == ["kill"], "kill was asked for")
 
 
+async def test_abandon_needs_a_stopped_run_and_its_id() -> None:
+    app = StillApp("generate")
+    async with opened(app) as pilot:
+        await pilot.press("A")
+        assert app.said[-1] == "running: halt it first, then A"
+    app = StillApp("halted")
+    async with opened(app) as pilot:
+        stats = app.still.state.view.stats
+        assert stats is not None
+        await pilot.press("A")
+        await pilot.pause()
+        assert isinstance(app.screen, ConfirmScreen)
+        assert f"{stats.prompts - stats.done:,} prompts will never be asked" in app.shown()
+        await pilot.press("enter")
+        await pilot.pause()
+        assert app.still.asked == []
+        app.screen.query_one("#typed", Input).value = recording.RUN_ID
+        await pilot.press("enter", "enter")
+        await until(pilot, lambda: app.still.asked == ["abandon"], "abandon was asked for")
+
+
 async def test_resume_is_confirmed_with_cancel_focused() -> None:
     app = StillApp("halted")
     async with opened(app) as pilot:
@@ -214,7 +235,7 @@ async def test_a_read_only_console_changes_nothing() -> None:
         assert "READ-ONLY" in text
         assert "F12 HALT" not in text
         assert "d drain" not in text
-        for key in ("f12", "d", "r", "X", "K"):
+        for key in ("f12", "d", "r", "X", "K", "A"):
             await pilot.press(key)
             await pilot.pause()
             assert "read-only" in app.said[-1]
