@@ -17,7 +17,7 @@ import msgspec
 from core.config import Config
 from core.errors import EyasError, StoreError
 from core.events import Outcome
-from core.schema import Prompt, Rollout, Sample
+from core.schema import Prompt, Rollout, Sample, reply_text
 from core.store import RunDir, find_samples, read_at, read_samples
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def open_sample(run: RunDir, row: Row, against: str = "") -> Opened:
     found = find_samples(run, "sample_id", row.sample_id) if row.rebuilt else []
     if not found:
         rollout = _newest(run.completions, row.prompt_id, Rollout)
-        raw = (rollout.reply_raw or rollout.error or "")[:RAW_CHARS] if rollout else ""
+        raw = (reply_text(rollout) or rollout.error or "")[:RAW_CHARS] if rollout else ""
         note = note or "ids and verdict come with the reconstruct stage"
         return Opened(row, None, [], tokenizer, raw, note, [])
     sample = found[0]

@@ -8,7 +8,7 @@ Everything here is msgspec: `msgspec.json.encode(record)` is the line on disk.
 """
 
 import zlib
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -87,8 +87,8 @@ class Rollout(Record, frozen=True, kw_only=True):
     outcome is final (`ok`, `rejected`, `failed`, `refused`); `aborted` leaves it pending.
 
     `reply_raw` is the body as received (ASCII-escaped JSON string on disk: lone surrogates and NULs
-    survive); `reply_kind` says how to read it. On disk a stream's is `reply_zlib` instead, which
-    becomes `reply_raw` when the line is read. `request` is the body as sent, without secrets.
+    survive); `reply_kind` says how to read it. A stream has `reply_zlib` instead; `reply_text`
+    gives either. `request` is the body as sent, without secrets.
     """
 
     v: int = SCHEMA_VERSION
@@ -116,19 +116,31 @@ class Rollout(Record, frozen=True, kw_only=True):
     """How its cost was found: the kind of the spend line that closes it."""
     timings: Timings | None = None
 
-    def __post_init__(self) -> None:
-        unpack_reply(self)
+
+class Kept(Protocol):
+    """What is needed of a record to read its reply."""
+
+    @property
+    def reply_raw(self) -> str | None: ...
+    @property
+    def reply_zlib(self) -> bytes | msgspec.UnsetType: ...
 
 
-def unpack_reply(record: Any) -> None:
-    """`reply_zlib` -> `reply_raw`, in every record that reads a kept reply. Raises ValueError."""
-    if record.reply_zlib is not msgspec.UNSET:
-        try:
-            raw = zlib.decompress(record.reply_zlib).decode("utf-8", "surrogatepass")
-        except zlib.error as e:
-            raise ValueError(f"reply_zlib: {e}") from e
-        msgspec.structs.force_setattr(record, "reply_raw", raw)
-        msgspec.structs.force_setattr(record, "reply_zlib", msgspec.UNSET)
+def pack_reply(stream: bytes) -> bytes:
+    """A stream of 2,000 tokens is 730 kB, of which most is said again in every event: 17 kB at
+    zlib's fastest level, in 0.9 ms (level 6: 12 kB in 2.0 ms)."""
+    return zlib.compress(stream, 1)
+
+
+def reply_text(record: Kept) -> str | None:
+    """The reply as received, whichever way it is kept; bytes that are no UTF-8 as lone surrogates.
+    Damaged packing gives an empty text, which is judged as a stream that was cut off."""
+    if record.reply_zlib is msgspec.UNSET:
+        return record.reply_raw
+    try:
+        return zlib.decompress(record.reply_zlib).decode("utf-8", "surrogateescape")
+    except zlib.error:
+        return ""
 
 
 class ToolCall(Record, frozen=True, kw_only=True):

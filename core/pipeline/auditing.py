@@ -18,7 +18,7 @@ from core.reconstruct.reply import read_reply
 from core.reconstruct.truth import rebuilt_twice
 from core.render.base import Renderer
 from core.render.source import renderer_of
-from core.schema import unpack_reply
+from core.schema import reply_text
 from core.store import RunDir, read_jsonl
 
 GIVES_IDS = ("sglang", "vllm", "openai")
@@ -49,9 +49,6 @@ class _Reply(msgspec.Struct, kw_only=True):
     reply_raw: str | None = None
     reply_zlib: bytes | msgspec.UnsetType = msgspec.UNSET
 
-    def __post_init__(self) -> None:
-        unpack_reply(self)
-
 
 def pairs(run: RunDir, prompts: Mapping[str, Asked], renderer: Renderer) -> Iterator[Pair]:
     """One per prompt whose reply came whole, with ids; `MEASURED` of them at most."""
@@ -72,7 +69,7 @@ def pairs(run: RunDir, prompts: Mapping[str, Asked], renderer: Renderer) -> Iter
 
 
 def _pair(line: _Reply, asked: Asked, renderer: Renderer) -> Pair | None:
-    reply = read_reply(line.reply_kind, line.reply_raw, line.status, line.headers)
+    reply = read_reply(line.reply_kind, reply_text(line), line.status, line.headers)
     request = msgspec.json.decode(bytes(line.request))
     ask = ask_of(request, messages=[], thinking=asked.thinking)
     ask = msgspec.structs.replace(ask, prior_calls=asked.calls_before)

@@ -70,7 +70,7 @@ class GenerateStage:
 
     async def _work(self, gateway: Gateway | None, give_up: bool) -> GenerateResult:
         config = await gateway.start(self._config) if gateway else self._config
-        # Opened before they are read: what an earlier life had to leave in a spool is taken in first.
+        # Opened before they are read: what an earlier life left in a spool is taken in first.
         completions = await asyncio.to_thread(ReplyFile, self._run, self._reserve, self._full)
         spend = Appender(self._run.spend, reserve=self._reserve, on_full=self._full)
         watchman = asyncio.create_task(self._miss(gateway)) if gateway else None

@@ -12,7 +12,7 @@ from core.reconstruct import StopOffsets, judge, read_reply
 from core.render.base import Renderer
 from core.render.source import renderer_of
 from core.render.tokenizer import TokenizerLike
-from core.schema import Prompt, Rollout, Sample, SpendLine
+from core.schema import Prompt, Rollout, Sample, SpendLine, reply_text
 from core.store import RunDir, Status, read_jsonl, read_samples
 
 CLOSING = ("billed", "looked_up", "uncertain", "free")
@@ -185,7 +185,7 @@ def _unasked(prompt: Prompt) -> Rollout:
 def call_form(rollout: Rollout, sample: Sample | None) -> str:
     """How the reply brought its calls: by ids from the server, as structured `tool_calls`, as raw
     markers in its text, or not at all."""
-    reply = read_reply(rollout.reply_kind, rollout.reply_raw, rollout.status, rollout.headers)
+    reply = read_reply(rollout.reply_kind, reply_text(rollout), rollout.status, rollout.headers)
     if reply.ids is not None:
         return "by ids" if sample is not None and sample.calls else "none"
     raw = any(marker in reply.content + reply.reasoning for marker in MARKERS)

@@ -255,7 +255,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None = None
     headers: dict[str, str] = {}
     kind: Literal["json", "sse", "none"] = "none"
-    raw: str | None = None
+    raw: str | bytes | None = None
+    """A stream's is bytes, packed by `HttpClient.clean`: as text, one emoji would make it four
+    times as large."""
     provider: str | None = None
     model: str | None = None
     generation_id: str | None = None

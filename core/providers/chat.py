@@ -111,13 +111,21 @@ def reply_of(
         status=flight.status,
         headers=flight.headers,
         kind=flight.kind if raw else "none",
-        raw=raw.decode("utf-8", "surrogateescape") if raw else None,
+        raw=_kept(flight),
         provider=provider if isinstance(provider, str) else flight.provider,
         model=model if isinstance(model, str) else None,
         generation_id=flight.generation_id,
         usage=usage_of(body, price),
         failure=failure,
     )
+
+
+def _kept(flight: base.Flight) -> str | bytes | None:
+    if not flight.received:
+        return None
+    if flight.kind == "sse":
+        return bytes(flight.received)
+    return flight.received.decode("utf-8", "surrogateescape")
 
 
 def generation_id_in(raw: bytes | bytearray) -> str | None:

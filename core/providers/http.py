@@ -22,6 +22,7 @@ from core.errors import ProviderError
 from core.providers import base
 from core.providers.classify import error_in_body, has_error, kept_headers, parse_json
 from core.providers.sse import DONE, SseParser
+from core.schema import pack_reply
 
 FDS_KEPT_BACK = 64
 DNS_CACHE_S = 300
@@ -99,18 +100,26 @@ class HttpClient:
         )
 
     def scrub(self, text: str) -> str:
-        for secret in self.secrets:
-            if len(secret) >= 8 and secret in text:
-                text = text.replace(secret, "[secret]")
+        for secret in self._long_secrets():
+            text = text.replace(secret, "[secret]")
         return text
 
+    def _long_secrets(self) -> list[str]:
+        return [secret for secret in self.secrets if len(secret) >= 8]
+
     def clean(self, reply: base.Reply) -> base.Reply:
-        """A server may quote the key back at us: nothing that is kept or shown may hold it."""
+        """A server may quote the key back at us: nothing that is kept or shown may hold it. A
+        stream is packed here, as soon as it is clean."""
         failure = reply.failure
         if failure is not None and (words := self.scrub(str(failure))) != str(failure):
             failure.args = (words,)
-        if reply.raw is not None and (raw := self.scrub(reply.raw)) != reply.raw:
-            return msgspec.structs.replace(reply, raw=raw)
+        raw = reply.raw
+        if isinstance(raw, bytes):
+            for secret in self._long_secrets():
+                raw = raw.replace(secret.encode(), b"[secret]")
+            return msgspec.structs.replace(reply, raw=pack_reply(raw))
+        if raw is not None and (text := self.scrub(raw)) != raw:
+            return msgspec.structs.replace(reply, raw=text)
         return reply
 
     async def exchange(

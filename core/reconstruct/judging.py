@@ -13,7 +13,7 @@ from core.reconstruct.offsets import StopOffsets
 from core.reconstruct.rebuild import Ask, Rebuilt, rebuild
 from core.reconstruct.reply import Reply, read_reply
 from core.render.base import RenderedPrompt, Renderer, tools_as_text
-from core.schema import Message, Prompt, Rollout, Sample, Usage
+from core.schema import Message, Prompt, Rollout, Sample, Usage, reply_text
 
 PROMPT_TOLERANCE = 3
 """A vendor may add up to three tokens to a prompt (Kimi-Vendor-Verifier's rule)."""
@@ -27,8 +27,9 @@ def judge(
     rendered_ids: list[int] | None = None,
 ) -> Sample:
     """Pure. `rendered_ids`: the prompt's ids where it was rendered and found fit to be sent before;
-    else it is rendered here. `rollout.usage` wins over the reply's own usage: it may hold a look-up (case C36)."""
-    reply = read_reply(rollout.reply_kind, rollout.reply_raw, rollout.status, rollout.headers)
+    else it is rendered here. `rollout.usage` wins over the reply's own usage: it may hold a look-up
+    (case C36)."""
+    reply = read_reply(rollout.reply_kind, reply_text(rollout), rollout.status, rollout.headers)
     if rollout.reply_kind == "none" and rollout.error_class:
         reply.problems = [rollout.error_class]
     reply.usage = _merged(rollout.usage, reply.usage)

@@ -9,7 +9,7 @@ from core.reconstruct.hypotheses import hypotheses
 from core.reconstruct.judging import ask_of
 from core.reconstruct.reply import read_reply
 from core.render.base import Renderer
-from core.schema import Prompt, Rollout
+from core.schema import Prompt, Rollout, reply_text
 
 
 class Trial(NamedTuple):
@@ -24,7 +24,7 @@ class Trial(NamedTuple):
 def trials(rollout: Rollout, prompt: Prompt, renderer: Renderer, billed: int | None) -> list[Trial]:
     """One a hypothesis: of its forms, the one whose count comes nearest to `billed`. None for a
     reply with ids, and for a family without a grammar."""
-    reply = read_reply(rollout.reply_kind, rollout.reply_raw, rollout.status, rollout.headers)
+    reply = read_reply(rollout.reply_kind, reply_text(rollout), rollout.status, rollout.headers)
     grammar = renderer.grammar
     if reply.ids is not None or grammar is None:
         return []

@@ -204,9 +204,6 @@ class Appender:
             return None
         return max(0.0, self._last_sync + self._interval_s - time.monotonic())
 
-    def _encode(self, record: Any) -> bytes:
-        return encode_line(record)
-
     def _stored(self, at: int, lines: list[bytes], records: list[Any]) -> None:
         """Lines that are in the file now, from byte `at` on; None for the record of a line that had
         waited for space."""
@@ -216,7 +213,7 @@ class Appender:
         held = len(lines)
         for item in batch:
             try:
-                lines.append(self._encode(item.record))
+                lines.append(encode_line(item.record))
                 items.append(item)
             except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as e:
                 item.settle(StoreError(f"{self.path}: record cannot be encoded: {e}"))

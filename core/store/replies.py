@@ -1,17 +1,10 @@
-"""completions.jsonl: how replies are kept, and how a run is resumed without reading them.
+"""completions.jsonl with an index of its heads, so that a run is resumed without reading replies.
 
-Promises: a reply comes back byte for byte (`Rollout` unpacks itself when it is read); heads come
-from the index beside the file only where it covers the file as it is now, else from the file. The
-index is a copy: it may be missing, stale or deleted at any time.
+Promises: heads come from the index only where it covers the file as it is now, else from the file.
+The index is a copy: it may be missing, stale or deleted at any time."""
 
-A stream of 2,000 tokens is 730 kB, of which most is said again in every event: packed with zlib's
-fastest level it is 23 kB, for less CPU than writing it plain. A whole body is 13 kB and stays
-readable."""
-
-import base64
 import contextlib
 import json
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,9 +15,6 @@ from core.schema import Rollout, Usage
 from core.store.linefile import LineFile, Reserve, last_line
 from core.store.lines import Appender, CorruptLine, encode_line, read_placed
 from core.store.rundir import RunDir
-
-LEVEL = 1
-"""Of zlib: 0.9 ms for 730 kB; level 6 takes 2.0 ms and saves a quarter more."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,16 +38,6 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _COPIED = [name for name in Head.__struct_fields__ if name not in ("at", "end")]
-
-
-def encode_rollout(rollout: Rollout) -> bytes:
-    """One line; a stream packed."""
-    if rollout.reply_kind != "sse" or rollout.reply_raw is None:
-        return encode_line(rollout)
-    raw = rollout.reply_raw.encode("utf-8", "surrogatepass")
-    packed = base64.b64encode(zlib.compress(raw, LEVEL))
-    bare = encode_line(msgspec.structs.replace(rollout, reply_raw=None))
-    return b'{"reply_zlib":"' + packed + b'",' + bare[1:]
 
 
 def read_heads(
@@ -115,9 +95,6 @@ class ReplyFile(Appender):
         if self._index is not None:
             self._index.close()
             self._index = None
-
-    def _encode(self, record: Rollout) -> bytes:
-        return encode_rollout(record)
 
     def _stored(self, at: int, lines: list[bytes], records: list[Rollout | None]) -> None:
         if self._index is None:

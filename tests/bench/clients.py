@@ -95,13 +95,14 @@ async def engine(options: Any) -> dict[str, float]:
 
 def stored(path: Path) -> dict[str, int]:
     """Bytes of the reply by generation, as the file gives them back."""
-    from core.schema import Rollout
+    from core.schema import Rollout, reply_text
     from core.store import read_jsonl
 
     found = {}
     for rollout in read_jsonl(path, Rollout):
-        assert rollout.generation_id is not None and rollout.reply_raw is not None
-        found[rollout.generation_id] = len(rollout.reply_raw.encode())
+        text = reply_text(rollout)
+        assert rollout.generation_id is not None and text is not None
+        found[rollout.generation_id] = len(text.encode())
     return found
 
 

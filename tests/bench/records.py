@@ -8,11 +8,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec import UNSET
+
 from core.embedded import openrouter_wire as wire
 from core.embedded.billing import PROVIDERS, Charge
 from core.embedded.faults import Hits
 from core.embedded.replies import Delta, Parsed
-from core.schema import Rollout, SpendLine, Timings, Usage
+from core.schema import Rollout, SpendLine, Timings, Usage, pack_reply
 
 TOKENS = 2_000
 REASONING_TOKENS = 1_200
@@ -47,6 +49,7 @@ def rollout(number: int, streamed: bool) -> Rollout:
         reasoning_tokens=REASONING_TOKENS,
         cost_pico=round(COST_USD * 1e12),
     )
+    raw = _raw(charge, reasoning, content, streamed)
     return Rollout(
         prompt_id=f"{number:064x}",
         twin_id=f"{number:016x}",
@@ -69,7 +72,8 @@ def rollout(number: int, streamed: bool) -> Rollout:
         status=200,
         headers={"content-type": "application/json", "x-generation-id": charge.id},
         reply_kind="sse" if streamed else "json",
-        reply_raw=_raw(charge, reasoning, content, streamed).decode(),
+        reply_raw=None if streamed else raw.decode(),
+        reply_zlib=pack_reply(raw) if streamed else UNSET,
         usage=Usage(
             prompt_tokens=PROMPT_TOKENS,
             completion_tokens=TOKENS,

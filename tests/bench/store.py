@@ -33,9 +33,9 @@ from typing import Any, Protocol
 import msgspec
 
 from core.generate.resume import recover
-from core.schema import Rollout, SpendLine
+from core.schema import Rollout, SpendLine, pack_reply, reply_text
 from core.store import RunDir, encode_line, read_jsonl
-from core.store.replies import ReplyFile, encode_rollout
+from core.store.replies import ReplyFile
 from tests.bench import meter, records
 
 PER_S = 1_000
@@ -195,25 +195,38 @@ def kill_client(kind: str, folder: Path) -> None:
 
 
 def volume_table() -> None:
+    """`plain`: as text in the line; `packed`: as generate keeps a stream."""
     print(f"volume: {records.TOKENS:,} tokens a reply", flush=True)
     for streamed in (False, True):
         rows = [records.rollout(i, streamed) for i in range(50)]
-        raw = sum(len(r.reply_raw or "") for r in rows) / len(rows)
-        print(f"  {'streamed' if streamed else 'whole':<9} reply {raw:8.0f} bytes", flush=True)
-        for name, encode in (("plain", encode_line), ("kept", encode_rollout)):
+        texts = [reply_text(r) or "" for r in rows]
+        mean = sum(len(t.encode()) for t in texts) / len(texts)
+        print(f"  {'streamed' if streamed else 'whole':<9} reply {mean:8.0f} bytes", flush=True)
+        for name, fields in (("plain", plain), ("packed", packed)):
             start = time.process_time()
-            lines = [encode(r) for r in rows]
-            written = (time.process_time() - start) / len(rows) * 1e3
+            lines = [
+                encode_line(msgspec.structs.replace(r, **fields(t)))
+                for r, t in zip(rows, texts, strict=True)
+            ]
+            wrote = (time.process_time() - start) / len(rows) * 1e3
             start = time.process_time()
-            back = [msgspec.json.decode(line, type=Rollout) for line in lines]
+            back = [reply_text(msgspec.json.decode(line, type=Rollout)) for line in lines]
             read = (time.process_time() - start) / len(rows) * 1e3
-            assert back == rows
+            assert back == texts
             size = sum(map(len, lines)) / len(lines)
             print(
                 f"    {name:<6} line {size:8.0f} bytes  {size * 83_000 / 1e9:6.1f} GB for 83,000"
-                f"  {written:.2f} ms CPU to encode, {read:.2f} to read",
+                f"  {wrote:.2f} ms CPU to write, {read:.2f} to read",
                 flush=True,
             )
+
+
+def plain(text: str) -> dict[str, Any]:
+    return {"reply_raw": text, "reply_zlib": msgspec.UNSET}
+
+
+def packed(text: str) -> dict[str, Any]:
+    return {"reply_raw": None, "reply_zlib": pack_reply(text.encode())}
 
 
 def started(*args: str) -> "subprocess.Popen[bytes]":
@@ -270,7 +283,7 @@ def ids_in(kind: str, folder: Path) -> set[str]:
     if kind == "lines":
         run = RunDir(folder)
         ReplyFile(run).close()  # the next life sets a torn tail aside
-        found = {r.prompt_id for r in read_jsonl(run.completions, Rollout) if r.reply_raw}
+        found = {r.prompt_id for r in read_jsonl(run.completions, Rollout) if reply_text(r)}
         assert recover(run).finished == found
         return found
     base = connect(folder / "replies.sqlite", "full")
@@ -313,7 +326,7 @@ def resume_table(count: int) -> None:
 
 
 def write_run(run: RunDir, count: int, streamed: bool) -> None:
-    texts = [encode_rollout(records.rollout(i, streamed)) for i in range(DISTINCT)]
+    texts = [encode_line(records.rollout(i, streamed)) for i in range(DISTINCT)]
     with run.completions.open("wb") as replies, run.spend.open("wb") as spend:
         for number in range(count):
             was, now = f"{number % DISTINCT:064x}".encode(), f"{number:064x}".encode()

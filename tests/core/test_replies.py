@@ -1,6 +1,5 @@
 """Replies on disk: packed streams, and the heads that a resume reads instead of replies."""
 
-import base64
 import errno
 import json
 import os
@@ -14,14 +13,14 @@ from hypothesis import strategies as st
 
 from core.errors import DiskFull
 from core.generate.resume import recover
-from core.schema import Rollout, Usage
+from core.reconstruct.reply import read_reply
+from core.schema import Rollout, Usage, pack_reply, reply_text
 from core.store import CorruptLine, RunDir, encode_line, read_at, read_jsonl
-from core.store.replies import Head, ReplyFile, encode_rollout, read_heads
+from core.store.replies import Head, ReplyFile, read_heads
 from tests.core.test_lines import FullDisk
 
-EVENT = 'data: {"id":"gen-1","choices":[{"index":0,"delta":{"content":"four"}}]}\n\n'
-TEXTS = st.text(st.characters(codec=None), max_size=300)
-BYTES = st.binary().map(lambda b: b.decode("utf-8", "surrogateescape"))
+EVENT = b'data: {"id":"gen-1","choices":[{"index":0,"delta":{"content":"four"}}]}\n\n'
+STREAM = EVENT * 50
 
 
 def rollout(number: int = 0, **fields: Any) -> Rollout:
@@ -36,7 +35,7 @@ def rollout(number: int = 0, **fields: Any) -> Rollout:
         "provider": "Alder",
         "request": {"messages": [{"role": "user", "content": '"reply_zlib":"" reply_raw'}]},
         "reply_kind": "sse",
-        "reply_raw": EVENT * 50,
+        "reply_zlib": pack_reply(STREAM),
         "usage": Usage(completion_tokens=number),
         "bill": "billed",
     }
@@ -68,37 +67,34 @@ def from_index(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> bool:
         return [h.prompt_id for h in read_heads(run)] != [""]
 
 
-@given(TEXTS | BYTES)
-def test_a_stream_comes_back_as_it_was_received(text: str) -> None:
-    kept = rollout(reply_raw=text)
-    line = encode_rollout(kept)
+@given(st.binary(max_size=300))
+def test_a_stream_comes_back_as_it_was_received(stream: bytes) -> None:
+    kept = rollout(reply_zlib=pack_reply(stream))
+    line = encode_line(kept)
     assert line.endswith(b"\n") and line.count(b"\n") == 1
-    assert msgspec.json.decode(line, type=Rollout) == kept
-    assert "reply_raw" in json.loads(line) and "reply_zlib" in json.loads(line)
+    again = msgspec.json.decode(line, type=Rollout)
+    assert again == kept and again.reply_raw is None
+    assert reply_text(again) == stream.decode("utf-8", "surrogateescape")
 
 
-def test_only_streams_are_packed_and_they_are_small() -> None:
-    assert len(encode_rollout(rollout())) < len(EVENT) * 50 / 4
-    for plain in (rollout(reply_kind="json", reply_raw="{}"), rollout(reply_raw=None)):
-        assert encode_rollout(plain) == encode_line(plain)
-        assert "reply_zlib" not in json.loads(encode_rollout(plain))
+def test_a_packed_stream_is_small_and_whole_bodies_are_not_packed() -> None:
+    assert len(encode_line(rollout())) < len(STREAM) / 4
+    plain = rollout(reply_kind="json", reply_raw="{}", reply_zlib=msgspec.UNSET)
+    assert "reply_zlib" not in json.loads(encode_line(plain))
+    assert reply_text(plain) == "{}"
 
 
-def test_a_line_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+def test_a_stream_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_bytes(encode_line(rollout(1)) + encode_rollout(rollout(2)))
-    assert list(read_jsonl(path, Rollout)) == [rollout(1), rollout(2)]
+    plain = rollout(reply_raw=STREAM.decode(), reply_zlib=msgspec.UNSET)
+    path.write_bytes(encode_line(plain) + encode_line(rollout()))
+    assert [reply_text(r) for r in read_jsonl(path, Rollout)] == [STREAM.decode()] * 2
 
 
-def test_a_damaged_packing_is_a_corrupt_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    bad = encode_rollout(rollout(1))
-    packed = json.loads(bad)["reply_zlib"].encode()
-    bad = bad.replace(packed, base64.b64encode(b"no zlib"))
-    path.write_bytes(bad + encode_rollout(rollout(2)))
-    corrupt: list[CorruptLine] = []
-    assert list(read_jsonl(path, Rollout, corrupt.append)) == [rollout(2)]
-    assert "zlib" in corrupt[0].error
+def test_a_damaged_packing_is_judged_as_a_stream_that_was_cut_off() -> None:
+    damaged = rollout(reply_zlib=pack_reply(STREAM)[:-9])
+    assert reply_text(damaged) == ""
+    assert "stream_incomplete" in read_reply("sse", reply_text(damaged), 200, {}).problems
 
 
 async def test_heads_of_a_closed_file_come_from_its_index(
@@ -133,7 +129,7 @@ async def test_an_index_that_does_not_cover_the_file_is_not_believed(
         case "no index":
             run.heads.unlink()
         case "line behind it":
-            run.completions.write_bytes(data + encode_rollout(rollout(4)))
+            run.completions.write_bytes(data + encode_line(rollout(4)))
             ids |= {"p4"}
         case "changed in place":
             run.completions.write_bytes(data.replace(b'"p2"', b'"x2"'))
@@ -155,7 +151,7 @@ async def test_corrupt_lines_are_met_by_every_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunDir(tmp_path)
-    lines = [encode_rollout(rollout(i)) for i in range(3)]
+    lines = [encode_line(rollout(i)) for i in range(3)]
     run.completions.write_bytes(lines[0] + b"{broken\n" + lines[1])
     await written(run, [rollout(2)])
     assert not run.heads.exists()
@@ -169,7 +165,7 @@ async def test_a_full_disk_costs_the_index_and_no_reply(
 ) -> None:
     run = RunDir(tmp_path)
     file = ReplyFile(run)
-    disk = FullDisk(monkeypatch, room=len(encode_rollout(rollout(0))) + 20)
+    disk = FullDisk(monkeypatch, room=len(encode_line(rollout(0))) + 20)
     await file.append(rollout(0))  # the reply fits, its head does not
     assert not run.heads.exists()
     disk.room = 1 << 20
@@ -192,4 +188,5 @@ async def test_a_spooled_reply_is_in_the_heads_of_the_next_life(
     assert recover(run).finished == {"p0"}
     ReplyFile(run).close()
     assert recover(run).finished == {"p0", "p1"}
-    assert [r.reply_raw for r in read_jsonl(run.completions, Rollout)] == [EVENT * 50] * 2
+    texts = [reply_text(r) for r in read_jsonl(run.completions, Rollout)]
+    assert texts == [STREAM.decode()] * 2

@@ -20,7 +20,7 @@ from core.embedded.grammar import completion_ids, prompt_ids
 from core.halting import engine_pid
 from core.journal import read_journal
 from core.render.base import load_renderer
-from core.schema import Rollout, SpendLine
+from core.schema import Rollout, SpendLine, reply_text
 from core.store import RunDir, read_jsonl, read_status
 from tests.faults.rig import CLOSING, ROOT, Gateway, check, wait_for
 
@@ -227,7 +227,7 @@ class LoadedRun:
     def _check_replies(self, bill: dict[str, Any]) -> None:
         """Whole replies that left the gateway are on disk, and no prompt ended twice. A local reply
         that ends while the gate closes may meet a connection that is cut already."""
-        kept = {r.generation_id for r in self.replies() if r.generation_id and r.reply_raw}
+        kept = {r.generation_id for r in self.replies() if r.generation_id and reply_text(r)}
         whole = [g["id"] for g in bill["generations"] if not g["cancelled"]]
         gate = self.halts()[0].ts
         whole += [

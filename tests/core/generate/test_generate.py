@@ -7,7 +7,7 @@ import pytest
 from core import events as ev
 from core.errors import ConfigError, ProviderError
 from core.generate import Recovered
-from core.schema import SpendLine
+from core.schema import SpendLine, reply_text
 from tests.core.generate.rig import (
     ALDER,
     Router,
@@ -90,9 +90,19 @@ async def test_streams_are_kept_as_they_came_and_counted() -> None:
         run = Run(router, prompts_of(3), judges=really_judges(), openrouter={"stream": True})
         await run.go()
     assert {r.reply_kind for r in run.rollouts} == {"sse"}
-    assert run.rollouts[0].reply_raw == b"".join(events).decode()
+    assert reply_text(run.rollouts[0]) == b"".join(events).decode()
     assert run.rollouts[0].generation_id == "gen-1"
     assert run.rollouts[0].usage.cost_usd == 0.001
+
+
+async def test_a_key_quoted_in_a_stream_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "sk-very-secret-key")
+    events = [b": your key is sk-very-secret-key\n\n", *events_of(completion())]
+    async with serving(Router(otherwise=streams(events))) as router:
+        run = Run(router, prompts_of(1), openrouter={"stream": True})
+        await run.go()
+    kept = reply_text(run.rollouts[0])
+    assert kept == b"".join(events).decode().replace("sk-very-secret-key", "[secret]")
     assert all(o.verdict for o in run.outcomes)
     assert run.rollouts[0].timings is not None and run.rollouts[0].timings.ttft_s is not None
 

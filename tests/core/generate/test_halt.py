@@ -6,6 +6,7 @@ import asyncio
 import pytest
 
 from core import events as ev
+from core.schema import reply_text
 from tests.core.generate.rig import (
     Router,
     Run,
@@ -35,7 +36,7 @@ async def test_streams_are_cut_where_that_stops_the_bill_and_keep_what_they_brou
     assert result.reason == "halted" and result.pending == 39
     aborted = [r for r in run.rollouts if r.outcome == "aborted"]
     assert len(aborted) == 6 and not any(r.final for r in aborted)
-    assert all(r.reply_raw and '"id": "gen-9"' in r.reply_raw for r in aborted)
+    assert all('"id": "gen-9"' in (reply_text(r) or "") for r in aborted)
     assert run.check_books() == pytest.approx(0.001 + 6 * 0.0002)
     assert router.gone == 6
     begin, end = run.of(ev.Halt)
