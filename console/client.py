@@ -242,18 +242,18 @@ def kill_engine(run: RunDir) -> str:
     return f"engine {pid} did not end in {TERM_S:.0f} s and was killed"
 
 
-def start_engine(run: RunDir) -> str:
-    """Resume a run whose engine is gone, as a process of its own. Blocks until the engine's socket
-    is bound; returns "" or one line of why not.
+def start_engine(run: RunDir, *words: str) -> str:
+    """`eyas WORDS RUN`, for a run whose engine is gone, as a process of its own. Blocks until the
+    engine's socket is bound; returns "" or one line of why not.
     """
-    command = python_command("core", "resume", str(run.path), "--detach")
+    command = python_command("core", *words, str(run.path), "--detach")
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
         )
     except (OSError, subprocess.TimeoutExpired) as e:
-        return f"resume: {e}"
+        return f"{words[0]}: {e}"
     if done.returncode == 0:
         return ""
     lines = [text for text in (done.stderr or done.stdout).splitlines() if text.strip()]
-    return lines[-1] if lines else f"resume ended with exit code {done.returncode}"
+    return lines[-1] if lines else f"{words[0]} ended with exit code {done.returncode}"

@@ -124,6 +124,12 @@ class Session:
         return await send(self._link, name, reason)
 
     async def resume(self) -> str:
+        return await self._start("resume")
+
+    async def abandon(self) -> str:
+        return await self._start("abandon", "--yes")
+
+    async def _start(self, *words: str) -> str:
         """Start the next engine on the same run directory, as soon as the stopped one has let go of
         it. Raises EyasError.
         """
@@ -131,9 +137,9 @@ class Session:
         deadline = time.monotonic() + LET_GO_S
         while pid := await asyncio.to_thread(engine_pid, self.run.path):
             if time.monotonic() > deadline:
-                raise EyasError(f"resume: engine {pid} has not ended yet; r again when it has")
+                raise EyasError(f"{words[0]}: engine {pid} has not ended yet; again when it has")
             await asyncio.sleep(0.1)
-        problem = await asyncio.to_thread(start_engine, self.run)
+        problem = await asyncio.to_thread(start_engine, self.run, *words)
         if problem:
             raise EyasError(problem)
         return "an engine was started on this run"

@@ -1,4 +1,4 @@
-"""What an operator may do to a run from the console: halt, drain, resume, sever, kill.
+"""What an operator may do to a run from the console: halt, drain, resume, sever, kill, abandon.
 
 HALT asks nothing; whatever destroys or spends asks first, with Cancel as the default. Mixed into
 the application.
@@ -139,6 +139,28 @@ class Steering(Base):
             "Kill run",
             "Keep running",
             session.kill,
+            typed=session.run.run_id,
+        )
+
+    def action_abandon(self) -> None:
+        session = self._may_steer("abandon")
+        if session is None:
+            return
+        if not session.state.finished:
+            self.say(f"{session.state.state}: halt it first, then A")
+            return
+        stats = session.state.view.stats
+        left = stats.prompts - stats.done if stats else 0
+        text = (
+            f"{left:,} prompts will never be asked, not by resume either; open bills are looked up. "
+            f"Resume then goes on with the rest. Type the run id: {session.run.run_id}"
+        )
+        self._ask(
+            "Abandon what is pending?",
+            text,
+            "Abandon",
+            "Keep it pending",
+            session.abandon,
             typed=session.run.run_id,
         )
 

@@ -48,9 +48,10 @@ def resume(run: RunName, detach: Detach = False, plain: Plain = False, set_: Set
 def abandon(
     run: RunName,
     yes: Annotated[bool, typer.Option("--yes", help="do it; without, only say what")] = False,
+    detach: Detach = False,
 ) -> int:
     """Give up what is pending: it is never asked, the books are settled; resume does the rest."""
-    return follow(lc.prepare_abandon(run, argv(), yes), detach=False, plain=True)
+    return follow(lc.prepare_abandon(run, argv(), yes), detach, plain=True)
 
 
 @app.command()

@@ -50,6 +50,10 @@ class StillSession(Session):
         self.asked.append("resume")
         return "resumed"
 
+    async def abandon(self) -> str:
+        self.asked.append("abandon")
+        return "an engine was started on this run"
+
     async def kill(self) -> str:
         self.asked.append("kill")
         return "engine 1 ended on SIGTERM"
