@@ -152,7 +152,7 @@ class Steering(Base):
         stats = session.state.view.stats
         left = stats.prompts - stats.done if stats else 0
         text = (
-            f"{left:,} prompts will never be asked, not by resume either; open bills are looked up. "
+            f"{left:,} prompts are never asked, not by resume either; open bills are looked up. "
             f"Resume then goes on with the rest. Type the run id: {session.run.run_id}"
         )
         self._ask(

@@ -179,7 +179,7 @@ async def test_abandon_needs_a_stopped_run_and_its_id() -> None:
         await pilot.press("A")
         await pilot.pause()
         assert isinstance(app.screen, ConfirmScreen)
-        assert f"{stats.prompts - stats.done:,} prompts will never be asked" in app.shown()
+        assert f"{stats.prompts - stats.done:,} prompts are never asked" in app.shown()
         await pilot.press("enter")
         await pilot.pause()
         assert app.still.asked == []
