@@ -252,7 +252,8 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
         self.push_screen(SummaryScreen(state.view.summary, state.view.evaluated))
 
     def action_help(self) -> None:
-        extra = self.screen.extra_keys if isinstance(self.screen, BaseScreen) else ()
+        screen = self.screen
+        extra = (screen.help_keys or screen.extra_keys) if isinstance(screen, BaseScreen) else ()
         self.push_screen(HelpScreen(extra, self.read_only))
 
     async def action_back(self) -> None:

@@ -23,6 +23,10 @@ class BaseScreen(Screen[None], inherit_bindings=True):
 
     footer_names: tuple[str, ...] = actions.LIST_FOOTER
     extra_keys: tuple[tuple[str, str], ...] = ()
+    more_keys: tuple[tuple[str, str], ...] = ()
+    """Keys that a narrow footer leaves out first."""
+    help_keys: tuple[tuple[str, str], ...] = ()
+    """The screen's own part of the help; empty: `extra_keys`."""
     heading = ""
 
     def __init__(self, session: Session | None) -> None:
@@ -76,7 +80,8 @@ class BaseScreen(Screen[None], inherit_bindings=True):
             top.set_lines([bars.top_bar(state, width, self.session.clock(), self.session.wall())])
         else:
             top.set_lines([fit(line((f" eyas · {self.heading}", "bar-bold")), width, "bar")])
-        keys = [*self.extra_keys, *actions.footer_keys(self.footer_names, read_only)]
+        usual = actions.footer_keys(self.footer_names, read_only)
+        keys = [*self.extra_keys, *usual, *self.more_keys]
         foot.set_lines([bars.footer(keys, width, self.note(width))])
 
     def note(self, width: int) -> str:

@@ -118,7 +118,9 @@ class HelpScreen(PageScreen):
         group = ""
         if self._extra:
             out.append(line(("This screen", "bold")))
-            out += [line((f"  {cell(key, 14)} ", "ok"), label) for key, label in self._extra]
+            for key, label in self._extra:
+                for n, part in enumerate(wrap(label, width - 17)):
+                    out.append(line((f"  {cell(key if n == 0 else '', 14)} ", "ok"), part))
         for action in ACTIONS:
             if action.group != group:
                 group = action.group

@@ -40,8 +40,9 @@ class SampleScreen(BaseScreen):
     CSS_PATH = "probe.tcss"
     AUTO_FOCUS = "#tokens"
     heading = "sample"
-    footer_names = ("help", "back", "halt", "detach")
-    extra_keys = actions.SAMPLE_KEYS
+    footer_names = ("halt", "help", "back", "detach")
+    extra_keys, more_keys = actions.SAMPLE_KEYS, actions.SAMPLE_MORE
+    help_keys = actions.SAMPLE_HELP
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n", "next(1)", show=False),
         Binding("p,N", "next(-1)", show=False),

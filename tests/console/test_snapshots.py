@@ -3,6 +3,7 @@ pinned exactly.
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def test_the_board_looks_as_it_did(name: str, snap_compare: Any) -> None:
 def test_a_sample_looks_as_it_did(
     tmp_path: Path, snap_compare: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "_tokenizer", lambda run: (Letters(), ""))
+    monkeypatch.setattr(probe, "_renderer", lambda run: (SimpleNamespace(tokenizer=Letters()), ""))
     run = write_run(tmp_path, "done", Letters())
 
     async def before(pilot: Pilot[int]) -> None:

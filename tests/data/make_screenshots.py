@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ.update(TEXTUAL_ANIMATIONS="none", TERM="xterm-256color", COLORTERM="truecolor", TZ="UTC")
 os.environ.pop("NO_COLOR", None)
@@ -36,6 +37,7 @@ SHOTS: dict[str, tuple[str, tuple[int, int], tuple[str, ...], str]] = {
     "probe-list": ("done", (120, 30), ("p",), "eyas-dark"),
     "probe-diff": ("done", (120, 36), ("p", "down", "enter", "n"), "eyas-dark"),
     "probe-flow": ("done", (100, 24), ("p", "down", "enter", "t"), "eyas-dark"),
+    "probe-table": ("done", (120, 36), ("p", "down", "enter", "t", "t"), "eyas-dark"),
     "summary": ("done", (100, 30), ("s",), "eyas-dark"),
     "help": ("generate", (100, 48), ("question_mark",), "eyas-dark"),
 }
@@ -60,7 +62,9 @@ async def shoot(name: str, folder: Path) -> None:
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     folder.mkdir(exist_ok=True)
-    with mock.patch.object(probe, "_tokenizer", lambda run: (Letters(), "")):
+    with mock.patch.object(
+        probe, "_renderer", lambda run: (SimpleNamespace(tokenizer=Letters()), "")
+    ):
         for name in SHOTS:
             asyncio.run(shoot(name, folder))
             sys.stdout.write(f"{folder / name}.svg\n")
