@@ -135,16 +135,19 @@ HALTING_FOOTER = ("sever", "detach", "help", *_COMMON, "kill")
 STOPPED_FOOTER = ("resume", "detach", "help", *_COMMON, "summary")
 DONE_FOOTER = ("detach", "help", "summary", *_COMMON)
 LIST_FOOTER = ("detach", "help", "filter")
-SAMPLE_KEYS = (
-    ("n/p", "next"),
-    ("t", "view"),
-    ("/", "find"),
-    ("#", "index"),
-    ("x", "twin"),
-    ("f", "only diffs"),
+SAMPLE_KEYS = (("n/p", "next"), ("t", "view"), ("/", "find"), ("#", "index"), ("x", "twin"))
+SAMPLE_MORE = (("f", "only diffs"), ("i", "ids"), ("w", "spaces"), ("b", "bytes"))
+SAMPLE_HELP = (
+    ("n, p", "next and previous divergence, part of the reply, or match of a search"),
+    ("t", "as text, as a table, beside the twin"),
+    ("d", "beside the twin, and back"),
+    ("/", "find text (over token borders) or an id; esc leaves the search"),
+    ("#", "go to a token by its index"),
+    ("x", "the next sample of the same question as the twin"),
+    ("f", "only what differs, with three rows around it"),
     ("i", "ids"),
-    ("w", "spaces"),
-    ("b", "bytes"),
+    ("w", "every space as a glyph"),
+    ("b", "bytes instead of text"),
 )
 
 
