@@ -141,12 +141,13 @@ class Kill(NamedTuple):
 def kill(gateway: Gateway, engine: Engine, dice: random.Random, floor: int) -> Kill | None:
     """None: the engine ended before so many were in flight."""
     since = time.time()
-    while engine.alive and running(gateway) < floor:
+    moment: float | None = None
+    while (in_flight := running(gateway)) < floor or moment is None or time.monotonic() < moment:
+        if not engine.alive:
+            return None
+        if in_flight >= floor and moment is None:
+            moment = time.monotonic() + dice.uniform(0.0, SPREAD_S)
         time.sleep(0.02)
-    time.sleep(dice.uniform(0.0, SPREAD_S))
-    in_flight = running(gateway)
-    if not engine.alive or in_flight < floor // 2:
-        return None
     engine.kill()
     at = time.time()
     psutil.wait_procs(engine.orphans, 30)
