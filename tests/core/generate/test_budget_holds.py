@@ -88,7 +88,7 @@ class Tape:
     def __init__(self, path: Path, prompts: list[Prompt]) -> None:
         self.path = path
         self.prompts = prompts
-        rows = {tuple(r["prompt_ids"]): r for r in map(json.loads, path.open())}
+        rows = {tuple(r["prompt_ids"]): r for r in map(json.loads, path.read_text().splitlines())}
         common = Counter(map(prefix_key, prompts)).most_common(1)[0][0]
         self.stepped = [p for p in prompts if prefix_key(p) == common][: SHORT + LONG]
         self.counts = []
