@@ -34,6 +34,8 @@ from core.store import (
 )
 
 PREFIX = "probe-"
+FREE_DISK_BYTES = 64 << 20
+"""A few replies; the config's own limit is that of a whole run."""
 ENDED = ("done", "halted", "tripped", "failed", "crashed")
 POLL_S = 0.05
 GRACE_S = 30.0
@@ -100,7 +102,11 @@ def live_config(config: Config, prompt: Path, ask: Ask, name: str) -> Config:
         for arm in arms
     ]
     run = replace(
-        config.run, name=name, stages=["generate", "reconstruct"], budget_usd=ask.budget_usd
+        config.run,
+        name=name,
+        stages=["generate", "reconstruct"],
+        budget_usd=ask.budget_usd,
+        min_free_disk_bytes=min(config.run.min_free_disk_bytes, FREE_DISK_BYTES),
     )
     generate = replace(
         config.generate,

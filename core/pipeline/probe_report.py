@@ -183,15 +183,15 @@ def _unasked(prompt: Prompt) -> Rollout:
 
 
 def call_form(rollout: Rollout, sample: Sample | None) -> str:
-    """How the reply brought its calls: by ids from the server, as structured `tool_calls`, as raw
-    markers in its text, or not at all."""
+    """How the reply brought its calls: as structured `tool_calls`, as raw markers in its text, by
+    the server's ids alone (`/generate`), or not at all."""
     reply = read_reply(rollout.reply_kind, reply_text(rollout), rollout.status, rollout.headers)
-    if reply.ids is not None:
-        return "by ids" if sample is not None and sample.calls else "none"
     raw = any(marker in reply.content + reply.reasoning for marker in MARKERS)
     if reply.calls:
         return "structured and raw markers" if raw else "structured"
-    return "raw markers" if raw else "none"
+    if raw:
+        return "raw markers"
+    return "by ids" if reply.ids is not None and sample is not None and sample.calls else "none"
 
 
 def first_divergence(
