@@ -23,10 +23,10 @@ def evidence(opened: probe.Opened, width: int) -> list[Line]:
         (reason(opened), "text"),
     ]
     lines = [fit(line(*parts), width)]
-    where = [row.dataset, f"arm {row.arm}", row.provider]
+    where = [row.sample_id[:12], row.dataset, f"arm {row.arm}", row.provider]
     if sample is not None and sample.finish_reason:
         where.append(f"finish {sample.finish_reason}")
-    where += [f.usd(row.cost_usd), row.sample_id[:12]]
+    where.append(f.usd(row.cost_usd))
     lines.append(fit(line((" · ".join(clean(w) for w in where), "dim")), width))
     if sample is None:
         lines.append(fit(line((clean(opened.note), "warn")), width))

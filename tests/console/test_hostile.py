@@ -2,8 +2,6 @@
 is obeyed, parsed or waited for.
 """
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -51,13 +49,17 @@ def attacked(sample: Sample, text: str, tokenizer: Tokenizer) -> Sample:
     )
 
 
-@pytest.fixture(params=ATTACKS)
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunDir:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A local sample, and for each attack one that is compared with it."""
     tokenizer = Tokenizer.load(TARGET)
-    made = write_run(tmp_path, "done", tokenizer)
-    samples = list(read_samples(made))
-    text = ATTACKS[request.param]
-    write_samples(made, [samples[0], attacked(samples[1], text, tokenizer), *samples[2:]])
+    made = write_run(tmp_path_factory.mktemp("runs"), "done", tokenizer)
+    local, declared = list(read_samples(made))[:2]
+    samples = [
+        msgspec.structs.replace(attacked(declared, text, tokenizer), sample_id=name, prompt_id=name)
+        for name, text in ATTACKS.items()
+    ]
+    write_samples(made, [local, *samples])
     return made
 
 
@@ -67,37 +69,41 @@ async def test_the_screen_obeys_none_of_it(run: RunDir) -> None:
         await pilot.press("p")
         listed = app.screen
         assert isinstance(listed, ProbeScreen)
-        await until(pilot, lambda: len(listed.found) > 2, "the list was read")
+        await until(pilot, lambda: len(listed.found) > len(ATTACKS), "the list was read")
         await settle(app, pilot)
-        seen = [app.shown()]
-        await pilot.press("down", "enter")
-        sample = app.screen
-        assert isinstance(sample, SampleScreen)
-        await until(pilot, lambda: sample.opened is not None, "the sample was read")
-        for key in ("t", "w", "t", "b", "t", "f", "t", "i"):
-            await pilot.press(key)
-            await settle(app, pilot)
-            seen.append(app.shown())
-        assert app.screen is sample
-    text = "".join(seen)
-    assert obeyed(text.replace("\n", "")) == []
-    assert "0001aa55" in text and "not trained on" in text
+        assert obeyed(app.shown().replace("\n", "")) == []
+        for name in ATTACKS:
+            await pilot.press("down", "enter")
+            sample = app.screen
+            assert isinstance(sample, SampleScreen)
+            await until(pilot, lambda shown=sample: shown.opened is not None, "it was read")
+            seen = ""
+            for keys in ("", "fb", "t", "wi", "t", "b"):
+                await pilot.press(*keys)
+                app.paint()
+                await pilot.pause()
+                seen += app.shown()
+            assert obeyed(seen.replace("\n", "")) == []
+            assert name in seen and "not trained on" in seen
+            await pilot.press("escape")
+            assert app.screen is listed
 
 
+@pytest.mark.parametrize("name", ["", *ATTACKS])
 def test_the_lines_obey_none_of_it(
-    run: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: RunDir, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EYAS_RUNS", str(run.path.parent))
-    for words in (["probe", "2025"], ["probe", "2025", "0001aa55"]):
-        assert main(words) == 0
-        out = capsys.readouterr().out
-        assert obeyed(out.replace("\n", "")) == []
-        assert "mismatch" in out
-        assert max(map(len, out.split("\n"))) < 10 * MOST
+    assert main(["probe", "2025", *([name] if name else [])]) == 0
+    out = capsys.readouterr().out
+    assert obeyed(out.replace("\n", "")) == []
+    assert "mismatch" in out and name in out
+    assert max(map(len, out.split("\n"))) < 10 * MOST
 
 
-def test_of_a_long_text_only_the_beginning_is_looked_at(run: RunDir) -> None:
-    lines = evidence(probe.open_sample(run, probe.find_row(run, "0001aa55")), 100_000)
+@pytest.mark.parametrize("name", ATTACKS)
+def test_of_a_long_text_only_the_beginning_is_looked_at(run: RunDir, name: str) -> None:
+    lines = evidence(probe.open_sample(run, probe.find_row(run, name)), 100_000)
     assert max(len(plain(line).rstrip()) for line in lines) < 40 * MOST
 
 
