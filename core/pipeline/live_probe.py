@@ -263,9 +263,11 @@ def callers(run: RunDir, most: int) -> Iterator[Prompt]:
     left = set(wanted)
     count = 0
     for prompt in read_jsonl(run.prompts, Prompt):
-        if prompt.prompt_id in left and prompt.tools and count < most:
+        if prompt.prompt_id in left and prompt.tools:
             count += 1
             yield prompt
+            if count == most:
+                return
     if not count:
         raise UsageError(f"{run.run_id}: no local sample called a tool")
 
