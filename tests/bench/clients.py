@@ -6,18 +6,27 @@ import json
 import tempfile
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
 
 from tests.bench import meter
 
+EVENT = b"data: "
+
+
+class Reply(NamedTuple):
+    """`size` in bytes."""
+
+    size: int
+    events: int
+
 
 async def bare(options: Any) -> dict[str, float]:
     """Encode, post, read, decode; a stream is read to its end and kept."""
     clock = meter.Meter(options.requests, options.in_flight)
-    received: dict[str, int] = {}
+    received: dict[str, Reply] = {}
     headers = {"Authorization": "Bearer bench", "Content-Type": "application/json"}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
@@ -29,7 +38,7 @@ async def bare(options: Any) -> dict[str, float]:
                 assert reply.status == 200, raw[:200]
                 if not options.stream:
                     msgspec.json.decode(raw)
-                received[reply.headers["X-Generation-Id"]] = len(raw)
+                received[reply.headers["X-Generation-Id"]] = Reply(len(raw), raw.count(EVENT))
 
         await clock.many(options.in_flight, one)
     row = clock.result()
@@ -93,8 +102,8 @@ async def engine(options: Any) -> dict[str, float]:
         return row | accounted(options.url, stored(completions.path))
 
 
-def stored(path: Path) -> dict[str, int]:
-    """Bytes of the reply by generation, as the file gives them back."""
+def stored(path: Path) -> dict[str, Reply]:
+    """By generation, as the file gives them back."""
     from core.schema import Rollout, reply_text
     from core.store import read_jsonl
 
@@ -102,19 +111,25 @@ def stored(path: Path) -> dict[str, int]:
     for rollout in read_jsonl(path, Rollout):
         text = reply_text(rollout)
         assert rollout.generation_id is not None and text is not None
-        found[rollout.generation_id] = len(text.encode())
+        raw = text.encode()
+        found[rollout.generation_id] = Reply(len(raw), raw.count(EVENT))
     return found
 
 
-def accounted(url: str, received: dict[str, int]) -> dict[str, float]:
+def accounted(url: str, received: dict[str, Reply]) -> dict[str, float]:
     """Every stream's bytes beside those that the gateway wrote for it. Fails at the first byte that
     differs."""
     with urllib.request.urlopen(f"{url.removesuffix('/api/v1')}/gateway/requests") as reply:
         rows = json.load(reply)["requests"]
     sent = {row["generation_id"]: row["body_bytes"] for row in rows}
-    wrong = {g: (n, sent.get(g)) for g, n in received.items() if n != sent.get(g)}
+    wrong = {g: (r.size, sent.get(g)) for g, r in received.items() if r.size != sent.get(g)}
     assert not wrong, f"bytes kept and bytes sent differ: {dict(list(wrong.items())[:3])}"
-    return {"replies": len(received), "bytes": sum(received.values())}
+    size = sum(r.size for r in received.values())
+    return {
+        "replies": len(received),
+        "bytes": size,
+        "events": sum(r.events for r in received.values()),
+    }
 
 
 def main() -> None:

@@ -58,8 +58,10 @@ def percentile(values: list[float], share: float) -> float:
 
 
 class Meter:
-    """`done` at every answer. The steady part leaves out the first and the last `in_flight` answers
-    (at most a quarter of all at each end): windows that fill and run dry."""
+    """`done` at every answer. The steady part, where the lag is taken as well, leaves out the first
+    and the last `in_flight` answers (at most a quarter of all at each end): windows that fill and
+    run dry. `own` lag leaves out what other processes took: at most the CPU that this one used in
+    it."""
 
     def __init__(self, requests: int, in_flight: int) -> None:
         self.requests = requests
@@ -67,6 +69,7 @@ class Meter:
         self._times: list[float] = []
         self._cpu: list[float] = []
         self._lags: list[float] = []
+        self._own: list[float] = []
         self._start = self._start_cpu = 0.0
 
     def start(self) -> None:
@@ -83,9 +86,12 @@ class Meter:
 
         async def tick() -> None:
             while True:
-                before = time.monotonic()
+                before, cpu = time.monotonic(), time.process_time()
                 await asyncio.sleep(TICK_S)
-                self._lags.append(time.monotonic() - before - TICK_S)
+                lag = max(0.0, time.monotonic() - before - TICK_S)
+                if self._edge <= len(self._times) <= self.requests - self._edge:
+                    self._lags.append(lag)
+                    self._own.append(min(lag, time.process_time() - cpu))
 
         ticking = asyncio.create_task(tick())
         self.start()
@@ -117,6 +123,7 @@ class Meter:
         if self._lags:
             for name, share in (("50", 0.5), ("95", 0.95), ("99", 0.99), ("max", 1.0)):
                 row[f"lag{name}_ms"] = percentile(self._lags, share) * 1e3
+                row[f"own{name}_ms"] = percentile(self._own, share) * 1e3
         if len(self._times) == self.requests > 2 * self._edge:
             inner = self._times[self._edge - 1 : self.requests - self._edge]
             row["steady_per_s"] = (len(inner) - 1) / (inner[-1] - inner[0])
