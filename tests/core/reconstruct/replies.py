@@ -72,13 +72,14 @@ def judged(
     billed: int | None = None,
     prompt: Prompt | None = None,
     offsets: StopOffsets | None = None,
+    renderer: Renderer | None = None,
     **fields: Any,
 ) -> Sample:
-    """One reply through `judge`, on the embedded vocabulary."""
+    """One reply through `judge`; without a renderer, on the embedded vocabulary."""
     return judge(
         rollout_of(body, billed, **fields),
         prompt or prompt_of(),
-        embedded(),
+        renderer or embedded(),
         offsets or StopOffsets(),
     )
 

@@ -1,20 +1,28 @@
-"""Properties of rebuilding that hold for any text, on the embedded vocabulary.
+"""Properties of rebuilding that hold for any text, on the embedded vocabulary and on Kimi's.
 
 Parsing undoes rendering, canonical ids come back from their text, and what is called consistent
 decodes to the reply's own text: two different completions can then not share ids.
 """
 
 import json
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from core.reconstruct.completion import draft_from_ids, walk
+from core.render.base import Renderer
 from core.render.tokenizer import NAMED_OFFSETS
 from core.schema import TRAINABLE
 from tests.core.reconstruct.replies import call, chat_body, embedded, judged, prompt_of
+from tests.kimi_files import kimi_renderer, needs_kimi
+
+VOCABULARIES = pytest.mark.parametrize(
+    "renderer_of", [embedded, pytest.param(kimi_renderer, marks=needs_kimi)]
+)
 
 CLEAN = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="<[\ufffd"), max_size=30
@@ -58,22 +66,26 @@ def whole_text(reasoning: str, content: str, calls: list[dict[str, Any]], thinki
     return f"{text}<|im_end|>"
 
 
+@VOCABULARIES
 @settings(max_examples=100, deadline=None)
 @given(CLEAN, CLEAN, CALLS, st.booleans())
 def test_parsing_undoes_building(
-    reasoning: str, content: str, calls: list[dict[str, Any]], thinking: bool
+    renderer_of: Callable[[], Renderer],
+    reasoning: str,
+    content: str,
+    calls: list[dict[str, Any]],
+    thinking: bool,
 ) -> None:
     assume(content or calls)
     reasoning = reasoning if thinking else ""
     body = chat_body(content, reasoning, calls or None)
     text = whole_text(reasoning, content, calls, thinking)
-    canonical = embedded().tokenizer.encode_special(text)
-    sample = judged(body, len(canonical), prompt_of(thinking=thinking))
+    renderer: Renderer = renderer_of()
+    canonical = renderer.tokenizer.encode_special(text)
+    sample = judged(body, len(canonical), prompt_of(thinking=thinking), renderer=renderer)
     assert (sample.verdict, sample.completion_ids) == ("consistent", canonical)
 
-    grammar = embedded().grammar
-    assert grammar is not None
-    draft = draft_from_ids(sample.completion_ids, embedded().tokenizer)
+    draft = draft_from_ids(sample.completion_ids, renderer.tokenizer)
     walked = walk(draft.items, thinking)
     assert walked.problems == []
     told = list(zip(draft.items, walked.kinds, strict=True))
@@ -86,73 +98,138 @@ def test_parsing_undoes_building(
     assert [c.name for c in walked.calls] == [c["function"]["name"] for c in calls]
 
 
+@VOCABULARIES
 @settings(max_examples=100, deadline=None)
 @given(CLEAN, CLEAN, CALLS)
 def test_raw_and_structured_replies_are_twins(
-    reasoning: str, content: str, calls: list[dict[str, Any]]
+    renderer_of: Callable[[], Renderer], reasoning: str, content: str, calls: list[dict[str, Any]]
 ) -> None:
     assume(calls)
     raw = whole_text("", content, calls, thinking=False).removesuffix("<|im_end|>")
-    structured = judged(chat_body(content, reasoning, calls))
-    unparsed = judged(chat_body(raw, reasoning))
+    structured = judged(chat_body(content, reasoning, calls), renderer=renderer_of())
+    unparsed = judged(chat_body(raw, reasoning), renderer=renderer_of())
     assert structured.completion_ids == unparsed.completion_ids
     assert structured.segments == unparsed.segments
 
 
 @cache
-def whole_ids() -> list[int]:
+def whole_ids(renderer_of: Callable[[], Renderer]) -> list[int]:
     """Ids that are whole characters by themselves and no part of a marker."""
-    tokenizer = embedded().tokenizer
+    tokenizer = renderer_of().tokenizer
     texts = {i: tokenizer.decode([i]) for i in range(min(tokenizer.specials.values()))}
     return [i for i, text in texts.items() if not set("<[\ufffd") & set(text)]
 
 
-SAMPLED = st.lists(st.integers(0, len(whole_ids()) - 1), max_size=40)
+SAMPLED = st.lists(st.integers(0, 1 << 20), max_size=40)
 
 
+@VOCABULARIES
 @settings(max_examples=200, deadline=None)
 @given(SAMPLED, SAMPLED.filter(bool))
-def test_canonical_ids_come_back_from_their_text(a: list[int], b: list[int]) -> None:
+def test_canonical_ids_come_back_from_their_text(
+    renderer_of: Callable[[], Renderer], a: list[int], b: list[int]
+) -> None:
     """Any ids are decoded; the canonical ids of that text are what the rebuild gives, unless the
     text looks as if spaces had been put round its markers."""
-    tokenizer, table = embedded().tokenizer, whole_ids()
-    first, second = (tokenizer.decode([table[i] for i in part]) for part in (a, b))
+    renderer: Renderer = renderer_of()
+    tokenizer, table = renderer.tokenizer, whole_ids(renderer_of)
+    first, second = (tokenizer.decode([table[i % len(table)] for i in part]) for part in (a, b))
     assume(not (first.endswith(" ") and second.startswith(" ")))
     ids = tokenizer.encode_special(f"{first}</think>{second}<|im_end|>")
-    sample = judged(chat_body(second, first), len(ids))
+    sample = judged(chat_body(second, first), len(ids), renderer=renderer)
     assert (sample.verdict, sample.completion_ids) == ("consistent", ids)
 
 
+@VOCABULARIES
 @settings(max_examples=200, deadline=None)
 @given(
     ANYTHING, ANYTHING, st.none() | st.lists(st.tuples(ANYTHING, ANYTHING, ANYTHING), max_size=2)
 )
 def test_consistent_means_the_reply_s_own_text(
-    reasoning: str, content: str, told: list[tuple[str, str, str]] | None
+    renderer_of: Callable[[], Renderer],
+    reasoning: str,
+    content: str,
+    told: list[tuple[str, str, str]] | None,
 ) -> None:
     """Any reply gets a verdict, and an admitted one decodes to exactly what its fields say."""
     calls = [call(n, a, i, id=c) for i, (c, n, a) in enumerate(told)] if told else None
+    renderer: Renderer = renderer_of()
     body = chat_body(content, reasoning, calls)
-    sample = judged(body)
+    sample = judged(body, renderer=renderer)
     if sample.rebuilt_tokens is None:
         return
     for billed in (sample.rebuilt_tokens, sample.rebuilt_tokens - 1):
-        again = judged(body, billed)
+        again = judged(body, billed, renderer=renderer)
         if again.verdict not in TRAINABLE:
             continue
         unsplit = "</think>" in content and not reasoning
         text = whole_text(reasoning, content, calls or [], thinking=not unsplit)
-        assert embedded().tokenizer.decode(again.completion_ids) == text
+        assert renderer.tokenizer.decode(again.completion_ids) == text
 
 
+@VOCABULARIES
 @settings(max_examples=200, deadline=None)
 @given(ANYTHING, st.booleans())
-def test_no_text_makes_structure(content: str, thinking: bool) -> None:
+def test_no_text_makes_structure(
+    renderer_of: Callable[[], Renderer], content: str, thinking: bool
+) -> None:
     """Special ids in a rebuilt completion are the grammar's own, in the grammar's order."""
-    sample = judged(
-        chat_body(content, "r" if thinking else None), None, prompt_of(thinking=thinking)
-    )
-    tokenizer = embedded().tokenizer
+    renderer: Renderer = renderer_of()
+    body = chat_body(content, "r" if thinking else None)
+    sample = judged(body, None, prompt_of(thinking=thinking), renderer=renderer)
+    tokenizer = renderer.tokenizer
     structural = {s.start for s in sample.segments if s.kind in ("marker", "end")}
     special = {i for i, t in enumerate(sample.completion_ids) if tokenizer.is_special(t)}
     assert structural == special
+
+
+def edits(reasoning: str, content: str) -> list[tuple[str, str]]:
+    """Other replies, and pairs of them, that a careless rebuild would take for one."""
+    whole, at = reasoning + content, len(reasoning)
+    tails = ["\n", "\r\n", " ", "\0", "é", "e\u0301", "ﬁ", "fi"]
+    return [
+        (reasoning.strip(), content.strip()),
+        (reasoning, content.lstrip("\n")),
+        *((reasoning + tail, content) for tail in tails),
+        *((reasoning, content + tail) for tail in tails),
+        *((reasoning, tail + content) for tail in tails),
+        (whole[: at + 1], whole[at + 1 :]),
+        (whole[: max(0, at - 1)], whole[max(0, at - 1) :]),
+        (reasoning.upper(), content.replace("\ufffd", "\ud83c")),
+        ("", f"{reasoning}</think>{content}"),
+    ]
+
+
+EDITED = st.lists(
+    st.one_of(
+        st.sampled_from(["\n", "\n\n", " ", "\r\n", "é", "e\u0301", "Å", "ﬁ", "\ufffd", "\0"]),
+        st.text(max_size=5),
+        st.sampled_from(["<|im_end|>", "</think>", "<|im_", "[EOS]", "{}"]),
+    ),
+    max_size=5,
+).map("".join)
+
+
+@VOCABULARIES
+@settings(max_examples=50, deadline=None)
+@given(EDITED, EDITED, CALLS)
+def test_equal_ids_mean_equal_text(
+    renderer_of: Callable[[], Renderer], reasoning: str, content: str, calls: list[dict[str, Any]]
+) -> None:
+    """Of two replies that are admitted, those with the same ids have the same text, and those with
+    the same text the same ids."""
+    renderer: Renderer = renderer_of()
+    texts_of: dict[tuple[int, ...], str] = {}
+    ids_of: dict[str, tuple[int, ...]] = {}
+    for thought, answer in [(reasoning, content), *edits(reasoning, content)]:
+        for told in (calls, []):
+            body = chat_body(answer, thought, told or None)
+            count = judged(body, renderer=renderer).rebuilt_tokens
+            sample = judged(body, count, renderer=renderer)
+            if sample.verdict != "consistent":
+                continue
+            unsplit = "</think>" in answer and not thought
+            text = whole_text(thought, answer, told, thinking=not unsplit)
+            ids = tuple(sample.completion_ids)
+            assert texts_of.setdefault(ids, text) == text
+            assert ids_of.setdefault(text, ids) == ids

@@ -1,5 +1,7 @@
 """Rendering on the embedded vocabulary: variants, refusals, the text arm, hostile text."""
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from core.errors import RenderError, UsageError
 from core.render.base import Renderer, load_renderer, tools_as_text
 from core.render.kimi import VARIANTS, KimiRenderer
 from core.render.tokenizer import NAMED_OFFSETS
+from tests.kimi_files import KIMI, needs_kimi
 
 TOOL = {
     "type": "function",
@@ -198,6 +201,11 @@ def test_deep_tools_do_not_crash(renderer: Renderer) -> None:
     assert refusal.value.kind == "tools_invalid"
 
 
+@cache
+def cached_renderer(directory: Path) -> Renderer:
+    return load_renderer(directory, "kimi-k2.5")
+
+
 SPELLINGS = st.sampled_from(
     [*NAMED_OFFSETS, "<|im_", "end|>", "<|reserved_token_1040|>", " ", "\n"]
 )
@@ -206,11 +214,15 @@ HOSTILE = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.parametrize(
+    "directory", [TARGET_DIR, pytest.param(KIMI, marks=needs_kimi)], ids=["embedded", "kimi"]
+)
+@settings(max_examples=150, deadline=None)
 @given(user=HOSTILE, name=HOSTILE, result=HOSTILE, thoughts=HOSTILE, thinking=st.booleans())
 def test_nothing_in_text_becomes_structure(
-    renderer: Renderer, user: str, name: str, result: str, thoughts: str, thinking: bool
+    directory: Path, user: str, name: str, result: str, thoughts: str, thinking: bool
 ) -> None:
+    renderer = cached_renderer(directory)
     tokenizer = renderer.tokenizer
     plain = renderer.render(LOOP, None, thinking)
     messages = [
