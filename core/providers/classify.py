@@ -16,6 +16,7 @@ from core.providers.price import finite
 
 MESSAGE_CHARS = 300
 MAX_RETRY_AFTER_S = 3_600.0
+BOM = "\ufeff"
 KEPT_HEADERS = frozenset(
     {"retry-after", "content-type", "x-generation-id", "x-request-id", "cf-ray", "date"}
 )
@@ -168,6 +169,8 @@ def error_in_body(
         return None
     body = {**body, "error": error}
     code = error.get("code") if isinstance(error, dict) else None
+    if isinstance(code, str) and code.isdecimal() and len(code) == 3:
+        code = int(code)
     if isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600:
         failure = classify_error(code, headers, body, wall_now)
         if not (streamed and isinstance(failure, base.Broken)):
@@ -176,9 +179,11 @@ def error_in_body(
 
 
 def parsed_or_none(body: bytes | bytearray | str) -> Any:
-    """White space before the JSON is a keep-alive and legal (case C34)."""
+    """White space before the JSON is a keep-alive and legal (case C34), a byte order mark does no
+    harm."""
+    mark = BOM if isinstance(body, str) else BOM.encode()
     try:
-        return parse_json(body.strip()) if body else None
+        return parse_json(body.strip().removeprefix(mark)) if body else None
     except ValueError:
         return None
 

@@ -180,7 +180,7 @@ def _set_calls(reply: Reply, calls: Any) -> None:
 
 
 def _set_finish(reply: Reply, said: Any, native: Any) -> None:
-    if said is None:
+    if said is None or said == "":
         reply.problems.append("finish_missing")
         return
     reply.finish = _FINISHES.get(said.lower()) if isinstance(said, str) else None

@@ -201,7 +201,9 @@ class _Merger:
         finished = choice["finish_reason"] is not None
         if cut or (not self.done and not finished and not self.problems):
             self.problems.append("stream_incomplete")
-        return Merged(body={**self._top, "choices": [choice]}, problems=self.problems)
+        said = self._choice or self._details or self._ids or self._has_text()
+        choices = [choice] if said or not self.done else []  # ended without a word: case C30
+        return Merged(body={**self._top, "choices": choices}, problems=self.problems)
 
 
 class _Call:

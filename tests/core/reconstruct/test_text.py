@@ -73,7 +73,7 @@ def test_calls_that_all_have_index_zero_stay_apart() -> None:
         (sse(delta(content="half")) + 'data: {"choi', "finish_missing"),
         (sse(delta(content="x"), done=False) + "data: {broken\n\n", "stream_incomplete"),
         (sse(delta("stop", content="x"), done=False) + 'data: {"id"', "stream_incomplete"),
-        (sse(), "finish_missing"),
+        (sse(), "empty_choices"),
         ("", "stream_incomplete"),
         (sse({"error": {"code": 429, "message": "m"}}), "rate_limited"),
         (
