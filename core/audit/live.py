@@ -12,6 +12,7 @@ from core.audit.canary import Canaries
 from core.audit.reading import Reader, Toolboxes, asked
 from core.audit.rules import Case, findings
 from core.audit.tripwires import Observation, Tripwires
+from core.conventions import is_suspect, stop_offset
 from core.events import Canary, Tripwire
 from core.render.base import Renderer
 from core.schema import Finding, Prompt, Sample
@@ -78,9 +79,7 @@ def observation(sample: Sample, found: Sequence[Finding], has_tools: bool) -> Ob
     rules = {f.rule for f in found}
     error = sample.error_class or ""
     counted = sample.verdict in COUNTED or error == "count_mismatch"
-    difference = None
-    if sample.rebuilt_tokens is not None and sample.billed_tokens is not None:
-        difference = sample.billed_tokens - sample.rebuilt_tokens
+    offset = None if is_suspect(sample) else stop_offset(sample)
     truncated = "truncated" in rules or error == "truncated_length"
     broken_call = error.startswith("tool_")
     called = bool(sample.calls) or broken_call
@@ -95,7 +94,7 @@ def observation(sample: Sample, found: Sequence[Finding], has_tools: bool) -> Ob
         mismatch=sample.verdict in ("hypothesis", "mismatch") or error == "count_mismatch"
         if counted
         else None,
-        stop_offset=difference if counted and difference in (0, -1) else None,
+        stop_offset=offset if offset in (0, -1) else None,
         prompt_drift=None if billed is None or not sample.prompt_len else "prompt_drift" in rules,
         leak=bool(rules & LEAK_RULES) or error in LEAK_CLASSES,
         truncated=truncated,

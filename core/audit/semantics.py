@@ -28,6 +28,7 @@ from core.audit.arms import (
 from core.audit.shares import Interval, interval
 from core.audit.traits import SEGMENTS, Trait
 from core.config import Audit, Tripwires
+from core.conventions import Seen, lost_habits
 
 REFERENCE = "local"
 
@@ -78,15 +79,17 @@ class Comparison(msgspec.Struct, kw_only=True):
 
 
 class Habit(msgspec.Struct, kw_only=True):
-    """A provider's whitespace, all datasets together, against the local arm's (case C49)."""
+    """What a provider takes away, all datasets together (case C49), by the rule of the verdicts.
+    `lost`: habits of the model that it never shows, with the chance of that. `trims`: one of them
+    is a blank at an edge. Shares against the local arm's, to be read beside it."""
 
     provider: str
     reasoning_leads: Interval
     local_reasoning_leads: Interval
     answer_leads: Interval
     local_answer_leads: Interval
-    p: float
-    trims: bool
+    lost: dict[str, float] = {}
+    trims: bool = False
 
 
 class SemanticsReport(msgspec.Struct, kw_only=True):
@@ -111,7 +114,7 @@ def compare(traits: Iterable[Trait], audit: Audit, wires: Tripwires) -> Semantic
         if cell.arm == REFERENCE:
             references[cell.dataset] += rows
     local = {dataset: _by_twin(rows) for dataset, rows in references.items()}
-    habits = whitespace_habits(cells, audit.alpha)
+    habits = provider_habits(cells)
     trims = {h.provider: h for h in habits if h.trims}
     comparisons = [
         _compare_cell(
@@ -267,42 +270,52 @@ def _paired_deviations(
     return found
 
 
-def whitespace_habits(cells: dict[Cell, list[Trait]], alpha: float) -> list[Habit]:
-    """Case C49: reasoning that nearly always starts with a blank locally and (almost) never from a
-    provider.
-
-    Text cannot show it for one sample: a trimmed blank keeps the token count in 95 % of cases.
-    """
+def provider_habits(cells: dict[Cell, list[Trait]]) -> list[Habit]:
+    """Text cannot show them for one sample: a trimmed blank keeps the token count in 95 % of
+    cases. The model's own are those of replies with server ids."""
     local = [t for c, ts in cells.items() if c.arm == REFERENCE for t in ts]
     lead, answer = share([t.leads for t in local]), share([t.answer_leads for t in local])
+    model = _seen(t for ts in cells.values() for t in ts if t.verdict == "exact")
     providers: dict[str, list[Trait]] = defaultdict(list)
     for cell, rows in cells.items():
         if cell.arm != REFERENCE:
             providers[cell.provider] += rows
     habits = []
     for provider, rows in sorted(providers.items()):
-        mine, my_answer = share([t.leads for t in rows]), share([t.answer_leads for t in rows])
-        p = stats.fisher(mine.hits, mine.total, lead.hits, lead.total)
+        lost = lost_habits(model, _seen(t for t in rows if t.verdict != "exact"))
         habits.append(
             Habit(
                 provider=provider,
-                reasoning_leads=mine,
+                reasoning_leads=share([t.leads for t in rows]),
                 local_reasoning_leads=lead,
-                answer_leads=my_answer,
+                answer_leads=share([t.answer_leads for t in rows]),
                 local_answer_leads=answer,
-                p=p,
-                trims=p < alpha and (mine.value or 0.0) < 0.1 and (lead.value or 0.0) > 0.5,
+                lost=lost,
+                trims=any(name.endswith("blank") for name in lost),
             )
         )
     return habits
 
 
+def _seen(traits: Iterable[Trait]) -> Seen:
+    seen: dict[str, dict[str, list[int]]] = {}
+    for trait in traits:
+        mine = seen.setdefault(trait.dataset, {})
+        for name, shown in trait.habits.items():
+            count = mine.setdefault(name, [0, 0])
+            count[0] += shown
+            count[1] += 1
+    return seen
+
+
 def _habit_deviation(habit: Habit) -> Deviation:
+    blanks = {name: p for name, p in habit.lost.items() if name.endswith("blank")}
+    words = ", ".join(name.replace("_", " ") for name in blanks)
     return Deviation(
         metric="provider_trims_whitespace",
-        saw=f"reasoning starts with a blank in {pct(habit.reasoning_leads)} of replies,"
-        f" in {pct(habit.local_reasoning_leads)} locally",
-        p=habit.p,
+        saw=f"never seen, though the model does it: {words}; reasoning starts with a blank in"
+        f" {pct(habit.reasoning_leads)} of replies, in {pct(habit.local_reasoning_leads)} locally",
+        p=min(blanks.values()),
         remedy="mask",
     )
 

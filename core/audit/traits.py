@@ -34,7 +34,8 @@ class Trait(msgspec.Struct, kw_only=True):
     `behaves`: its behaviour may be compared (complete, or broken in the call itself, which is a
     trigger as well). `arguments`: hash of the sorted canonical calls; empty when one of them is not
     JSON. `leads`: first reasoning character is a blank; None without reasoning. `answer_leads`:
-    first character of the content is a blank; None without content. `offends` / `maskable`: an
+    first character of the content is a blank; None without content. `habits`: of a reply that was
+    not rejected, as the rebuild saw them. `offends` / `maskable`: an
     error finding exists / all of them name positions. `own`: a rule that models break by themselves
     is broken; `hard`: one that only a provider can break. `finish`: `tool_calls` for a whole reply
     with calls, whatever its server calls that.
@@ -60,6 +61,7 @@ class Trait(msgspec.Struct, kw_only=True):
     finish: str = ""
     leads: bool | None = None
     answer_leads: bool | None = None
+    habits: dict[str, bool] = {}
     drifted: bool | None = None
     trainable: bool = False
     offends: bool = False
@@ -103,8 +105,9 @@ def reduce(sample: Sample, asked: Asked, reading: Reading, found: Sequence[Findi
         reasoning_tokens=sum(b - a for kind, a, b in reading.spans if kind == "reasoning"),
         tokens=len(reading.ids),
         finish=_finish(sample),
-        leads=reading.reasoning[:1].isspace() if reading.reasoning else None,
-        answer_leads=reading.content[:1].isspace() if reading.content else None,
+        leads=sample.habits.get("reasoning_starts_blank"),
+        answer_leads=sample.habits.get("content_starts_blank"),
+        habits={} if rejected else sample.habits,
         drifted=None
         if billed is None or not sample.prompt_len
         else not sample.prompt_len <= billed <= sample.prompt_len + PROMPT_SLACK,

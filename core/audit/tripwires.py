@@ -18,6 +18,7 @@ import msgspec
 
 from core import config
 from core.audit.shares import mcnemar, wilson
+from core.conventions import LEARN_SAMPLES, is_mixed
 from core.events import Tripwire
 
 WINDOW = 256
@@ -26,9 +27,6 @@ CERTAIN = 3.0902323061678132
 LIKELY = 1.6448536269514722
 """z of a one-sided 5 %: enough to say where the fault lies, and to fail a canary."""
 MAX_STOPS = 2
-OFFSET_SHARE = 0.05
-"""Share of replies with the rarer stop-token offset above which a provider mixes two conventions.
-"""
 DEAD_STEPS = 50
 DEAD_SPREAD = 1e-6
 FALLING = 3
@@ -279,8 +277,7 @@ class Tripwires:
             return
         counts = self._offsets[o.provider]
         counts[-o.stop_offset] += 1
-        rare, total = min(counts), sum(counts)
-        if exceeds(rare, total, OFFSET_SHARE, self._limits.min_samples):
+        if sum(counts) >= max(LEARN_SAMPLES, self._limits.min_samples) and is_mixed(*counts):
             saw = f"{counts[0]} replies count the stop token and {counts[1]} do not"
             advice = (
                 "two servers answer under one name, or replies lose a token; ignore the provider"

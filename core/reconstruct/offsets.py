@@ -8,24 +8,21 @@ writes.
 
 import msgspec
 
-from core.reconstruct.habits import lost_habits
+from core.conventions import (
+    FEW_SAMPLES,
+    LEARN_SAMPLES,
+    MIXED_SHARE,
+    is_mixed,
+    is_suspect,
+    lost_habits,
+    stop_offset,
+)
 from core.schema import Sample
 
-LEARN_SAMPLES = 50
-FEW_SAMPLES = 8
-"""Below this, one reply that disagrees leaves nothing proven."""
-MIXED_SHARE = 0.1
-SPLIT_SHARE = 1 / 3
-"""A model that samples other splits of words makes replies of a provider that leaves the stop token
-out seem to count it. So many of those may stray; they are refused once the offset is held."""
 REFERENCE = "\u0000exact"
 """Key of the samples with server ids, which show the model itself."""
 _UNUSABLE_FIT = 0.25
 """A provider whose reasoning counts fit less often than this does not count the model's tokens."""
-_SUSPECT = frozenset({"spaced_markers", "special_like_text", "tool_id_foreign"})
-"""Flags of replies that may fit a count by accident."""
-
-_COUNTED = ("consistent", "hypothesis", "mismatch")
 
 
 class StopOffsets(msgspec.Struct, kw_only=True):
@@ -75,18 +72,16 @@ class StopOffsets(msgspec.Struct, kw_only=True):
 
     def _freeze(self, provider: str, seen: dict[int, int]) -> None:
         counted, left_out = seen.get(0, 0), seen.get(-1, 0)
-        total, strays = counted + left_out, min(counted, left_out)
-        share = MIXED_SHARE if counted >= left_out else SPLIT_SHARE
-        both = strays > 0 if total < FEW_SAMPLES else strays > max(1, share * total)
         foreign = max(seen.values()) > max(counted, left_out)
-        if both or foreign or self.suspect.get(provider, 0) > total:
+        suspect = self.suspect.get(provider, 0) > counted + left_out
+        if is_mixed(counted, left_out) or foreign or suspect:
             self.mixed.add(provider)
         else:
             self.frozen[provider] = 0 if counted >= left_out else -1
 
     def _compare(self, provider: str) -> None:
         if provider != REFERENCE and (model := self.habits.get(REFERENCE)):
-            self.lost[provider] = lost_habits(model, self.habits[provider])
+            self.lost[provider] = set(lost_habits(model, self.habits[provider]))
 
 
 def provider_key(sample: Sample) -> str:
@@ -107,15 +102,13 @@ def observe(offsets: StopOffsets, sample: Sample) -> None:
     if sample.reasoning_off is not None and (consistent or "reasoning_count" in sample.flags):
         off = sample.reasoning_off
         offsets.thoughts.setdefault(key, [0, 0, 0])[off if off in (0, 1) else 2] += 1
-    if sample.verdict not in _COUNTED or key in offsets.frozen or key in offsets.mixed:
+    off_by = stop_offset(sample)
+    if off_by is None or key in offsets.frozen or key in offsets.mixed:
         return
-    if sample.billed_tokens is None or sample.rebuilt_tokens is None:
-        return
-    if not _SUSPECT.isdisjoint(sample.flags):
+    if is_suspect(sample):
         offsets.suspect[key] = offsets.suspect.get(key, 0) + 1
         return
     stop = offsets.seen.setdefault(key, {})
-    off = sample.billed_tokens - sample.rebuilt_tokens
-    stop[off] = stop.get(off, 0) + 1
+    stop[off_by] = stop.get(off_by, 0) + 1
     if sum(stop.values()) >= LEARN_SAMPLES:
         offsets._freeze(key, stop)

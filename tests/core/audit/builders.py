@@ -146,6 +146,11 @@ def sample(
         "backend": "openrouter",
         "provider": "Alpha",
         "verdict": "consistent",
+        "habits": {
+            f"{kind}_starts_blank": text[0].isspace()
+            for kind, text in (("reasoning", reasoning), ("content", content))
+            if text
+        },
         "finish_reason": "tool_calls" if calls else "stop",
         "token_ids": head + ids,
         "prompt_len": len(head),

@@ -1,6 +1,7 @@
 """Arms compared and datasets decided, with numbers that can be checked by hand."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,7 @@ def test_whitespace_habit_of_case_c49() -> None:
                 twin_id=f"t{i}",
                 sample_id=f"{arm}{i}",
                 arm=arm,
+                verdict="exact" if arm == "local" else "consistent",
                 provider=reply["provider"] if arm == "declared" else None,
                 backend="sglang",
             )
@@ -213,6 +215,8 @@ def test_whitespace_habit_of_case_c49() -> None:
     (habit,) = report.habits
     assert (habit.provider, habit.trims) == ("ProviderTrim", True)
     assert (habit.reasoning_leads.hits, habit.local_reasoning_leads.hits) == (0, 20)
+    # none of 20 against 20 of 20 drawn from one urn: 1 / C(40, 20)
+    assert habit.lost == {"reasoning_starts_blank": pytest.approx(1 / math.comb(40, 20))}
     (deviation,) = report.comparisons[0].deviations
     assert (deviation.metric, deviation.remedy) == ("provider_trims_whitespace", "mask")
     (decision,) = decide(traits, report, SETTINGS)
@@ -222,8 +226,19 @@ def test_whitespace_habit_of_case_c49() -> None:
 
 
 def test_a_provider_that_keeps_blanks_has_no_habit() -> None:
-    rows = [trait(str(i), arm, leads=True) for i in range(20) for arm in ("local", "declared")]
-    assert [h.trims for h in compare(rows, SETTINGS, LIMITS).habits] == [False]
+    """Nor one that shows them once, nor one of whom too little is known."""
+    seen = {"reasoning_starts_blank": True}
+
+    def trims(shown: int, replies: int) -> bool:
+        rows = [trait(str(i), "local", leads=True, habits=seen) for i in range(20)]
+        for i in range(replies):
+            mine = {"reasoning_starts_blank": i < shown}
+            rows.append(trait(str(i), leads=i < shown, habits=mine))
+        (habit,) = compare(rows, SETTINGS, LIMITS).habits
+        return habit.trims
+
+    assert not trims(20, 20) and not trims(1, 20) and not trims(0, 2)
+    assert trims(0, 3)  # 1 / C(23, 3) is the first below 1 in 1,000
 
 
 def _trait_of(one: Sample, tools: bool = True) -> Trait:

@@ -9,6 +9,7 @@ from core import config
 from core.audit.canary import Canaries
 from core.audit.live import LiveAudit, observation
 from core.audit.tripwires import DEAD_STEPS, SHARES, WINDOW, Observation, Price, Tripwires, plain
+from core.config_sections import Generate
 from core.events import Canary, Tripwire
 from core.schema import Finding
 from tests.core.audit.builders import RENDERER, WEATHER, call, prompt, sample
@@ -189,10 +190,12 @@ def test_mixed_stop_offset() -> None:
         return wires.check()
 
     assert offsets(0, 200) == [] and offsets(200, 0) == []
-    assert offsets(5, 27) == []
-    (trip,) = offsets(6, 26)
+    assert offsets(12, 37) == []  # fewer than what an offset is learned from
+    assert offsets(5, 45) == [] and offsets(34, 16) == []
+    (trip,) = offsets(6, 44)
     assert (trip.name, trip.scope) == ("mixed_stop_offset", "A")
-    assert trip.saw == "26 replies count the stop token and 6 do not"
+    assert trip.saw == "44 replies count the stop token and 6 do not"
+    assert [t.name for t in offsets(33, 17)] == ["mixed_stop_offset"]
     wires = Tripwires(LIMITS)
     for _ in range(100):
         wires.observe(see(stop_offset=3))
@@ -455,7 +458,7 @@ def test_live_audit_from_sample_to_trip() -> None:
             config.Dataset(name="b1", kind="embedded"),
             config.Dataset(name="b2", kind="embedded"),
         ],
-        generate=config.Generate(canary=8),
+        generate=Generate(canary=8),
     )
     live = LiveAudit(settings, RENDERER)
     events: list[Any] = []
@@ -470,7 +473,7 @@ def test_live_audit_from_sample_to_trip() -> None:
 
 
 def test_live_audit_counts_failures() -> None:
-    live = LiveAudit(config.Config(generate=config.Generate(canary=0)), RENDERER)
+    live = LiveAudit(config.Config(generate=Generate(canary=0)), RENDERER)
     events: list[Any] = []
     for _ in range(40):
         events += live.fail("A", "b1", cost_usd=0.25)

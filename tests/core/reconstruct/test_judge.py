@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from core.conventions import LEARN_SAMPLES
 from core.reconstruct import StopOffsets, judge, observe
-from core.reconstruct.offsets import LEARN_SAMPLES
 from core.render.base import tools_as_text
 from core.schema import Usage
 from tests.core.reconstruct.replies import (
