@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from core import config as cf
 from core import events as ev
+from core.config_sections import Config, Generate
 from core.pipeline.watch import Halt, Watch
 from core.store import RunDir
 from tests.core.audit.builders import RENDERER, prompt, sample
@@ -34,7 +34,7 @@ def test_a_provider_whose_replies_are_paid_and_not_kept_is_stopped(
 ) -> None:
     events: list[ev.Event] = []
     halts: list[Halt] = []
-    config = cf.Config(generate=cf.Generate(canary=0))
+    config = Config(generate=Generate(canary=0))
     watch = Watch(RunDir(tmp_path), config, RENDERER, events.append, halts.append)
     watch.scopes = scopes = Scopes(prices)
     for i in range(config.tripwires.min_samples):
