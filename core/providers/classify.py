@@ -181,9 +181,10 @@ def error_in_body(
 def parsed_or_none(body: bytes | bytearray | str) -> Any:
     """White space before the JSON is a keep-alive and legal (case C34), a byte order mark does no
     harm."""
-    mark = BOM if isinstance(body, str) else BOM.encode()
+    text = body.strip()
+    text = text.removeprefix(BOM) if isinstance(text, str) else text.removeprefix(BOM.encode())
     try:
-        return parse_json(body.strip().removeprefix(mark)) if body else None
+        return parse_json(text) if text else None
     except ValueError:
         return None
 

@@ -3,10 +3,10 @@
 One gateway replays the corpus's answers under every fault of its list at once, seeded, on both API
 shapes; generators of this process ask it, in legs (streams or whole replies, SGLang's `/generate`
 or its chat), hundreds in flight, three API providers, a local server and an OpenAI-compatible one,
-six datasets. After each leg: exactly one outcome for each prompt, attempts of a prompt one after
-another, the books equal to the gateway's bill generation by generation, no task, thread or socket
-left, no warning (asyncio's debug mode, every warning an error), no log line. Prints a row a leg and
-what was seen in the end; the first violation is an AssertionError.
+four datasets and local twins. After each leg: exactly one outcome for each prompt, attempts of a
+prompt one after another, the books equal to the gateway's bill generation by generation, no task,
+thread or socket left, no warning (asyncio's debug mode, every warning an error), no log line.
+Prints a row a leg and what was seen in the end; the first violation is an AssertionError.
 
 Back-off is shortened to tens of milliseconds, as are the faults that wait: how long a wait is has
 its own tests."""
@@ -94,10 +94,10 @@ def fault_mix(leg: int) -> str:
 
 
 def leg_config(gateway: Gateway, prompts: int, leg: int, timeout_s: float = 1.0) -> Config:
-    """A sixth of the prompts each: calls declared and as text, talk with and without thinking,
-    through the API; local twins; an OpenAI-compatible server."""
+    """A fifth of the prompts each: calls declared and as text, and talk (some of it without
+    thinking), through the API; local twins; an OpenAI-compatible server."""
     stream, endpoint, _ = LEGS[leg % len(LEGS)]
-    part = max(1, prompts // 6)
+    part = max(1, prompts // 5)
     talk = [f for f in TALK_FAMILIES if f != "quoted_markers"]
     calls = list(CALL_FAMILIES)
     base: dict[str, Any] = {"kind": "embedded", "limit": part}
@@ -109,7 +109,6 @@ def leg_config(gateway: Gateway, prompts: int, leg: int, timeout_s: float = 1.0)
                 {"name": "calls", "families": calls, "twins": part, **base},
                 {"name": "text", "families": calls, "arm": "text", **base},
                 {"name": "talk", "families": list(TALK_FAMILIES), **base},
-                {"name": "instant", "families": talk, "thinking": False, **base},
                 {"name": "plain", "families": talk, "backend": "openai", **base},
             ],
             "generate": {
