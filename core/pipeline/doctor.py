@@ -5,6 +5,7 @@ it works."""
 
 import asyncio
 import contextlib
+import json
 import resource
 import shutil
 from collections.abc import Iterator
@@ -23,8 +24,10 @@ from core.prompts import load_prompts
 from core.providers import make_provider
 from core.providers.base import Advice
 from core.providers.http import FDS_KEPT_BACK
+from core.render.kimi import VARIANTS
 from core.render.source import pinned, renderer_of
 from core.render.tokenizer import TokenizerLike
+from core.render.tools_ts import declare
 from core.schema import Prompt, Sampling
 
 BYTES_PER_TOKEN = 6
@@ -45,6 +48,7 @@ def examine(config: Config, base: Path) -> list[Check]:
     try:
         prompts = load_prompts(config)
         checks.append(Check("ok", "prompts", f"{len(prompts)} from {_datasets(config)}"))
+        checks += _schemas(config, prompts)
         checks += _forecast(config, prompts)
     except EyasError as e:
         checks.append(Check("fail", "prompts", str(e)))
@@ -68,6 +72,35 @@ def _tokenizer(config: Config) -> Check:
         f"{where}: {tokenizer.vocab_size} ids, special ids as expected,"
         f" sha256 {tokenizer.sha256[:12]}",
     )
+
+
+def _schemas(config: Config, prompts: list[Prompt]) -> Iterator[Check]:
+    """One schema that cannot be typed switches its prompt's whole declaration to JSON, which a
+    server may print with its own default fields."""
+    variant = VARIANTS.get(config.target.variant)
+    if variant is None or variant.tools != "typescript":
+        return
+    reasons: dict[str, str | None] = {}
+    tooled, first, count = 0, "", 0
+    for prompt in prompts:
+        if not prompt.tools:
+            continue
+        key = json.dumps(prompt.tools)
+        if key not in reasons:
+            reasons[key] = declare(prompt.tools).fallback
+        tooled += 1
+        if reason := reasons[key]:
+            count += 1
+            first = first or f"{prompt.dataset} row {prompt.source_row}, {reason}"
+    if count:
+        yield Check(
+            "warn",
+            "tool schemas",
+            f"{count} of {tooled} prompts with tools are declared as JSON, not as TypeScript; first"
+            f" {first}; mend the schema, or expect other prompt counts from servers",
+        )
+    elif tooled:
+        yield Check("ok", "tool schemas", f"all {tooled} declarations as TypeScript")
 
 
 def _limits(config: Config) -> Iterator[Check]:

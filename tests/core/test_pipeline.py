@@ -343,3 +343,29 @@ def test_doctor_finds_what_is_wrong_and_what_is_right(
     found = {c.what: c for c in doctor.examine(bad, tmp_path)}
     assert found["tokenizer"].level == "fail" and found["prompts"].level == "fail"
     assert found["openrouter"].level == "fail" and "EYAS_TEST_NO_KEY" in found["openrouter"].detail
+
+
+def test_doctor_names_the_schema_that_is_declared_as_json(tmp_path: Path) -> None:
+    def row(schema: dict[str, Any]) -> str:
+        parameters = {"type": "object", "properties": {"x": schema}}
+        function = {"name": "look", "parameters": parameters}
+        tools = [{"type": "function", "function": function}]
+        asked = [{"role": "user", "content": json.dumps(schema)}]
+        return json.dumps({"messages": asked, "tools": tools}) + "\n"
+
+    rows = [row({"type": "string"}), row({"description": "any"}), row({"$ref": "#/definitions/X"})]
+    path = tmp_path / "d.jsonl"
+
+    def told(lines: list[str], variant: str = "kimi-k2.5") -> doctor.Check | None:
+        path.write_text("".join(lines))
+        dataset = [{"name": "d", "path": str(path)}]
+        found = doctor.examine(config(dataset=dataset, target={"variant": variant}), tmp_path)
+        return next((c for c in found if c.what == "tool schemas"), None)
+
+    check = told(rows)
+    assert check is not None and check.level == "warn"
+    assert check.detail.startswith("2 of 3 prompts with tools are declared as JSON")
+    assert "first d row 2, tools[0] look.x: no type" in check.detail
+    good = told(rows[:1])
+    assert good == doctor.Check("ok", "tool schemas", "all 1 declarations as TypeScript")
+    assert told(rows, "kimi-k2") is None  # that template declares in JSON always
