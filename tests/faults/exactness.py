@@ -148,8 +148,10 @@ class Bench:
 
     async def ask(self, spec: str, options: dict[str, Any]) -> tuple[RunDir, Config]:
         """All prompts to their outcome; the run directory as the engine would leave it."""
-        plan = f"{self.url}/gateway/faults"
-        async with ClientSession() as session, session.post(plan, data=spec) as answer:
+        url = f"{self.url}/gateway/faults"
+        probes = ["ok"] if options["sglang"].get("endpoint") == "chat" else []  # the pre-flight's
+        plan = {"script": probes, "faults": [spec] if spec else []}
+        async with ClientSession() as session, session.post(url, json=plan) as answer:
             assert answer.status == 200, await answer.text()
         router = Router()
         router.url = self.url
