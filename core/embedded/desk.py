@@ -7,7 +7,7 @@ stops for it. The truth line is on disk before the reply ends. Knows no HTTP.
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +90,7 @@ class Generation:
     @property
     def finish_reason(self) -> str | None:
         """As the API names it; None for an aborted one."""
-        if self.finish == "abort":
-            return None
-        return "tool_calls" if self.finish == "stop" and self.reply().calls else self.finish
+        return None if self.finish == "abort" else self.reply().finish_reason
 
 
 class Desk:
@@ -108,14 +106,13 @@ class Desk:
         seed: int = 0,
         truth: Path | None = None,
         books: Path | None = None,
-        providers: Sequence[Provider] = PROVIDERS,
     ) -> None:
         self.renderer = renderer
         self.source = source
         self.context_length = context_length
         self.ledger = Ledger(credit_usd)
         self.plan = Plan(seed=seed)
-        self.providers = list(providers)
+        self.providers = PROVIDERS
         self.seed = seed
         self.now: Callable[[], float] = time.time
         self.counts = {"requests": 0, "aborted": 0, "prompt_tokens": 0, "generation_tokens": 0}

@@ -26,7 +26,7 @@ from core.embedded.books import Lines
 from core.embedded.desk import Desk
 from core.embedded.faults import parse_plan, plan_of
 from core.embedded.jobs import Source
-from core.embedded.openrouter_api import ChatApi
+from core.embedded.openrouter_api import ChatApi, answer
 from core.embedded.openrouter_info import InfoApi
 from core.embedded.openrouter_wire import dumps
 from core.embedded.replay import ReplaySource
@@ -152,13 +152,13 @@ class Gateway:
         return app
 
     async def _bill(self, request: web.Request) -> web.Response:
-        return _json(self.desk.ledger.bill())
+        return answer(self.desk.ledger.bill())
 
     async def _requests(self, request: web.Request) -> web.Response:
-        return _json({"in_flight": self.arrivals.in_flight, "requests": self.arrivals.all})
+        return answer({"in_flight": self.arrivals.in_flight, "requests": self.arrivals.all})
 
     async def _faults(self, request: web.Request) -> web.Response:
-        return _json(self.desk.plan.describe())
+        return answer(self.desk.plan.describe())
 
     async def _set_faults(self, request: web.Request) -> web.Response:
         """JSON as `plan_of` reads it, or the command line's form as plain text."""
@@ -168,11 +168,7 @@ class Gateway:
             self.desk.plan = plan_of(data, self.desk.seed)
         except (UsageError, msgspec.DecodeError) as e:
             return web.Response(status=400, text=f"{e}\n")
-        return _json(self.desk.plan.describe())
-
-
-def _json(data: Any) -> web.Response:
-    return web.Response(body=dumps(data), content_type="application/json")
+        return answer(self.desk.plan.describe())
 
 
 def _renderer(options: argparse.Namespace) -> Renderer | None:

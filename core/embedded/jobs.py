@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import Protocol
 
-from core.embedded.replies import Delta, Mode, Splitter, TextStream, Vocabulary
+from core.embedded.replies import Delta, Mode, Splitter, TextStream, Vocabulary, text_of
 
 
 def sample_key(seed: int, ids: Sequence[int]) -> int:
@@ -153,7 +153,7 @@ class LiveJob:
         return len(self._sampled.out)
 
     def text(self) -> str:
-        return TextStream(self._tokenizer).feed(self._sampled.out, final=True)
+        return text_of(self._tokenizer, self._sampled.out)
 
     def take(self) -> list[Delta]:
         finished = self._sampled.finish is not None

@@ -112,8 +112,8 @@ class Llama:
                 f"{directory}/model.safetensors: no tensor {e.args[0]}; not a Llama"
             ) from e
 
-    def new_cache(self, slots: int, max_length: int = 0) -> Cache:
-        return Cache(self.config, slots, min(max_length or 1 << 30, self.config.max_positions))
+    def new_cache(self, slots: int) -> Cache:
+        return Cache(self.config, slots, self.config.max_positions)
 
     def prefill(self, cache: Cache, first_slot: int, prompts: list[list[int]]) -> Tensor:
         """Fill slots first_slot.. with `prompts`, padded on the right; the padding is never

@@ -9,6 +9,7 @@ import hashlib
 import socket
 import struct
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -89,8 +90,25 @@ def _named(message: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in message.items() if k != "name"} | {"content": f"{name}: {content}"}
 
 
+def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=wire.dumps(data), status=status, headers=headers, content_type=_JSON)
+
+
 def error(code: int, message: str) -> web.Response:
-    return web.Response(status=code, body=wire.dumps(wire.error(code, message)), content_type=_JSON)
+    return answer(wire.error(code, message), code)
+
+
+async def broken_answer(request: web.Request, name: str, hits: Hits) -> web.Response | None:
+    """The answering faults that look the same in every API shape; None for the others."""
+    if name in ("reset", "hang"):
+        if name == "hang":
+            await asyncio.sleep(hits.number("hang", 600))
+        break_connection(request, reset=name == "reset")
+        return web.Response(status=499)
+    if name in ("html_error", "html_body"):
+        status = 502 if name == "html_error" else 200
+        return web.Response(status=status, body=wire.HTML, content_type="text/html")
+    return None
 
 
 def break_connection(request: web.Request, reset: bool = False) -> None:
@@ -146,12 +164,12 @@ class ChatApi:
             return error(404, str(e))
         arrival.provider, arrival.stream = provider.name, bool(body.stream)
         hits = self._desk.plan.draw(content, provider.name)
-        answer = hits.answer
-        if answer == "capacity":
+        fault = hits.answer
+        if fault == "capacity":
             busy = self._in_flight[provider.name] >= hits.number("capacity", 64)
-            answer = "rate_limited" if busy else None
-        if answer is not None:
-            return await self._answer(request, answer, hits, provider, body)
+            fault = "rate_limited" if busy else None
+        if fault is not None:
+            return await self._answer(request, fault, hits, provider, body)
         return await self._accept(request, body, content, provider, hits, arrival)
 
     def _choose(self, body: ChatBody, content: bytes) -> Provider:
@@ -367,16 +385,8 @@ class ChatApi:
         self, request: web.Request, name: str, hits: Hits, provider: Provider, body: ChatBody
     ) -> web.StreamResponse:
         """A fault that answers instead of a generation."""
-        if name == "reset":
-            break_connection(request, reset=True)
-            return web.Response(status=499)
-        if name == "hang":
-            await asyncio.sleep(hits.number("hang", 600))
-            break_connection(request)
-            return web.Response(status=499)
-        if name in ("html_error", "html_body"):
-            status = 502 if name == "html_error" else 200
-            return web.Response(status=status, body=wire.HTML, content_type="text/html")
+        if broken := await broken_answer(request, name, hits):
+            return broken
         if name in ("error_in_200", "choice_error"):
             gen_id = self._desk.new_id("gen-")
             data = wire.body_error(name, hits, gen_id, body.model, provider.name)
@@ -385,7 +395,5 @@ class ChatApi:
                 data = b"data: " + data + b"\n\n" + wire.DONE
                 return web.Response(body=data, headers=headers, content_type="text/event-stream")
             return web.Response(body=data, headers=headers, content_type=_JSON)
-        status, headers, answer = wire.status_answer(name, hits, provider.name, self._desk.now())
-        return web.Response(
-            status=status, headers=headers, body=wire.dumps(answer), content_type=_JSON
-        )
+        status, headers, said = wire.status_answer(name, hits, provider.name, self._desk.now())
+        return answer(said, status, headers)

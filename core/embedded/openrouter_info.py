@@ -5,10 +5,9 @@ from typing import Any
 
 from aiohttp import web
 
-from core.embedded import openrouter_wire as wire
 from core.embedded.billing import Provider, pico, usd
 from core.embedded.desk import Desk
-from core.embedded.openrouter_api import MODELS, error, refuse_key
+from core.embedded.openrouter_api import MODELS, answer, error, refuse_key
 
 _PARAMETERS = (
     "include_reasoning",
@@ -23,7 +22,7 @@ _PARAMETERS = (
 
 
 def _answer(data: Any) -> web.Response:
-    return web.Response(body=wire.dumps({"data": data}), content_type="application/json")
+    return answer({"data": data})
 
 
 def _per_token(usd_per_million: float) -> str:

@@ -61,12 +61,12 @@ def events(opening: bytes, deltas: list[Delta], form: str = "reasoning") -> byte
     return b"".join(parts)
 
 
-def _tail(delta: dict[str, Any]) -> bytes:
+def _tail(delta: dict[str, Any], finish: str | None = None) -> bytes:
     choice = {
         "index": 0,
         "delta": {"role": "assistant", "content": "", **delta},
-        "finish_reason": None,
-        "native_finish_reason": None,
+        "finish_reason": finish,
+        "native_finish_reason": finish,
         "logprobs": None,
     }
     return b'"choices":[' + dumps(choice) + b"]}"
@@ -109,22 +109,12 @@ def tool_call(call: ToolCall, index: int) -> dict[str, Any]:
 
 
 def finish_reason(reply: Parsed, hits: Hits) -> str | None:
-    if "no_finish" in hits:
-        return None
-    return "tool_calls" if reply.calls and reply.finish == "stop" else reply.finish
+    return None if "no_finish" in hits else reply.finish_reason
 
 
 def finish_tail(reply: Parsed, hits: Hits) -> bytes:
     """The event that carries finish_reason."""
-    reason = finish_reason(reply, hits)
-    choice = {
-        "index": 0,
-        "delta": {"role": "assistant", "content": ""},
-        "finish_reason": reason,
-        "native_finish_reason": reason,
-        "logprobs": None,
-    }
-    return b'"choices":[' + dumps(choice) + b"]}"
+    return _tail({}, finish_reason(reply, hits))
 
 
 def usage(charge: Charge, hits: Hits) -> dict[str, Any] | None:

@@ -70,6 +70,11 @@ class Parsed(msgspec.Struct, kw_only=True):
     finish: str | None = "stop"
     reasoning_form: str = "reasoning"
 
+    @property
+    def finish_reason(self) -> str | None:
+        """As the APIs name it."""
+        return "tool_calls" if self.finish == "stop" and self.calls else self.finish
+
     def deltas(self, chars: int = 12) -> Iterable[Delta]:
         """The same reply as stream pieces of about `chars` characters."""
         for kind, text in (("reasoning", self.reasoning), ("content", self.content)):

@@ -73,9 +73,9 @@ class Batch:
     """The synchronous core: `add`, then `step` until nothing is left. `step` returns the sequences
     that moved."""
 
-    def __init__(self, model: Llama, slots: int = 64, max_length: int = 0) -> None:
+    def __init__(self, model: Llama, slots: int = 64) -> None:
         self.model = model
-        self.cache = model.new_cache(slots, max_length)
+        self.cache = model.new_cache(slots)
         self.waiting: deque[Sampled] = deque()
         self.running: list[Sampled] = []
         self._lengths = torch.zeros(slots, dtype=torch.int64)
@@ -226,9 +226,8 @@ class Sampler:
         *,
         slots: int = 64,
         threads: int = 0,
-        max_length: int = 0,
     ) -> None:
-        self._batch = Batch(model, slots, max_length)
+        self._batch = Batch(model, slots)
         self._notify = notify
         self._threads = threads
         self._inbox: deque[Sampled] = deque()

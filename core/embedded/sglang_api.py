@@ -15,14 +15,11 @@ from aiohttp import web
 from core.embedded.arrivals import Arrival, Arrivals
 from core.embedded.desk import Desk, Generation, Order
 from core.embedded.faults import Hits
-from core.embedded.openrouter_api import break_connection
-from core.embedded.openrouter_wire import HTML, dumps, status_answer, tool_call
+from core.embedded.openrouter_api import answer, break_connection, broken_answer
+from core.embedded.openrouter_wire import DONE, dumps, status_answer, tool_call
 from core.embedded.replies import Delta, Parsed
 from core.errors import RenderError
 from core.schema import ToolCall
-
-_JSON = "application/json"
-_DONE = b"data: [DONE]\n\n"
 
 
 class SamplingParams(msgspec.Struct, kw_only=True):
@@ -71,7 +68,7 @@ class ChatBody(msgspec.Struct, kw_only=True):
 
 def error(code: int, message: str) -> web.Response:
     body = {"object": "error", "message": message, "type": "BadRequestError", "code": code}
-    return web.Response(status=code, body=dumps({"error": body, **body}), content_type=_JSON)
+    return answer({"error": body, **body}, code)
 
 
 class SGLangApi:
@@ -189,7 +186,7 @@ class SGLangApi:
             data = dumps(self._whole(gen, body))
             if "truncated_body" in hits:
                 data = data[: len(data) * 2 // 3]
-            return web.Response(body=data, content_type=_JSON)
+            return web.Response(body=data, content_type="application/json")
         except (asyncio.CancelledError, ConnectionError):
             arrival.left = desk.now()
             desk.leave(gen, None)
@@ -202,20 +199,13 @@ class SGLangApi:
         name = hits.answer or ""
         if name == "capacity":
             name = "rate_limited"
-        if name in ("reset", "hang"):
-            if name == "hang":
-                await asyncio.sleep(hits.number("hang", 600))
-            break_connection(request, reset=name == "reset")
-            return web.Response(status=499)
-        if name in ("html_error", "html_body"):
-            status = 502 if name == "html_error" else 200
-            return web.Response(status=status, body=HTML, content_type="text/html")
+        if broken := await broken_answer(request, name, hits):
+            return broken
         if name in ("error_in_200", "choice_error"):
-            failed = {"error": {"message": "scheduler failed", "code": 500}}
-            return web.Response(body=dumps(failed), content_type=_JSON)
+            return answer({"error": {"message": "scheduler failed", "code": 500}})
         code, headers, _ = status_answer(name, hits, "sglang", self.desk.now())
-        body = {"object": "error", "message": name.replace("_", " "), "code": code}
-        return web.Response(status=code, headers=headers, body=dumps(body), content_type=_JSON)
+        said = {"object": "error", "message": name.replace("_", " "), "code": code}
+        return answer(said, code, headers)
 
     def _whole(self, gen: Generation, body: GenerateBody | ChatBody) -> dict[str, Any]:
         if isinstance(body, GenerateBody):
@@ -229,7 +219,7 @@ class SGLangApi:
             "index": 0,
             "message": message,
             "logprobs": None,
-            "finish_reason": _chat_finish(gen, reply),
+            "finish_reason": reply.finish_reason,
             "matched_stop": _matched(gen),
         }
         if body.return_token_ids:
@@ -297,7 +287,7 @@ class SGLangApi:
             if finished:
                 break
             await gen.job.advance()
-        await response.write_eof(_DONE)
+        await response.write_eof(DONE)
         return response
 
     def _pieces(
@@ -321,7 +311,7 @@ class SGLangApi:
                 parts.append({kind: delta.text})
         events = [self._chunk(gen, body, part, None) for part in parts]
         if finished:
-            last = self._chunk(gen, body, {}, _chat_finish(gen, gen.reply()))
+            last = self._chunk(gen, body, {}, gen.reply().finish_reason)
             events += [last, {**last, "choices": [], "usage": _usage(gen)}]
         return events
 
@@ -360,10 +350,6 @@ def _numbered(
 def _parsed_history(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Keys whose value is null are dropped before rendering, as SGLang does."""
     return [{k: v for k, v in m.items() if v is not None} for m in messages]
-
-
-def _chat_finish(gen: Generation, reply: Parsed) -> str | None:
-    return "tool_calls" if gen.finish == "stop" and reply.calls else gen.finish
 
 
 def _matched(gen: Generation) -> int | None:

@@ -5,14 +5,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from core.embedded.openrouter_wire import dumps
+from core.embedded.openrouter_api import answer
 from core.embedded.sglang_api import SGLangApi, error
 
 SERVED_MODEL = "eyas/embedded"
-
-
-def _answer(data: Any) -> web.Response:
-    return web.Response(body=dumps(data), content_type="application/json")
 
 
 class AbortBody(msgspec.Struct, kw_only=True):
@@ -41,17 +37,17 @@ class SGLangInfo:
             "root": SERVED_MODEL,
             "max_model_len": self._desk.context_length,
         }
-        return _answer({"object": "list", "data": [row]})
+        return answer({"object": "list", "data": [row]})
 
     async def health(self, request: web.Request) -> web.Response:
         return web.Response()
 
     async def server_info(self, request: web.Request) -> web.Response:
-        return _answer(self._facts)
+        return answer(self._facts)
 
     async def model_info(self, request: web.Request) -> web.Response:
         kept = ("model_path", "tokenizer_path", "weight_version")
-        return _answer({k: self._facts[k] for k in kept} | {"is_generation": True})
+        return answer({k: self._facts[k] for k in kept} | {"is_generation": True})
 
     async def metrics(self, request: web.Request) -> web.Response:
         running, queued = self._desk.source.load_now()
@@ -82,11 +78,11 @@ class SGLangInfo:
 
     async def pause(self, request: web.Request) -> web.Response:
         self._desk.source.pause(True)
-        return _answer({"status": "ok", "message": "Generation paused."})
+        return answer({"status": "ok", "message": "Generation paused."})
 
     async def resume(self, request: web.Request) -> web.Response:
         self._desk.source.pause(False)
-        return _answer({"status": "ok", "message": "Generation continued."})
+        return answer({"status": "ok", "message": "Generation continued."})
 
     async def flush_cache(self, request: web.Request) -> web.Response:
         return web.Response(text="Cache flushed.\n")
@@ -100,6 +96,6 @@ class SGLangInfo:
         if renderer is None:
             return error(501, "no tokenizer is loaded")
         ids = renderer.tokenizer.encode_special(body.prompt)
-        return _answer(
+        return answer(
             {"tokens": ids, "count": len(ids), "max_model_len": self._desk.context_length}
         )
