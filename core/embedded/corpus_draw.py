@@ -77,37 +77,23 @@ class Draw:
         return int(self._open("number", lambda: str(low + int(self._random.random() * span))))
 
     def town(self) -> str:
-        return self._open(
-            "town",
-            lambda: self._joined(data.TOWN_HEADS, data.TOWN_MIDDLES, data.TOWN_TAILS),
-        )
+        return self._open("town", lambda: self._joined(*data.TOWNS))
 
     def person(self) -> str:
-        return self._open(
-            "person",
-            lambda: self._joined(data.PERSON_HEADS, data.PERSON_MIDDLES, data.PERSON_TAILS),
-        )
+        return self._open("person", lambda: self._joined(*data.PERSONS))
 
     def item(self) -> str:
         return self._open("item", lambda: f"{self.choice(data.COLOURS)} {self.choice(data.THINGS)}")
 
     def time(self) -> str:
-        return self._open(
-            "time",
-            lambda: f"{self.choice(range(8, 20)):02}:{self.choice(range(60)):02}",
-        )
+        hour, minute = range(8, 20), range(60)
+        return self._open("time", lambda: f"{self.choice(hour):02}:{self.choice(minute):02}")
 
     def han_town(self) -> str:
-        return self._open(
-            "han_town",
-            lambda: self._joined(data.HAN_TOWN_HEADS, data.HAN_TOWN_MIDDLES, data.HAN_TOWN_TAILS),
-        )
+        return self._open("han_town", lambda: self._joined(*data.HAN_TOWNS))
 
     def han_person(self) -> str:
-        return self._open(
-            "han_person",
-            lambda: self._joined(data.HAN_SURNAMES, data.HAN_NAMES, data.HAN_NAMES),
-        )
+        return self._open("han_person", lambda: self._joined(*data.HAN_PERSONS))
 
     def shuffled(self, pool: Sequence[T]) -> list[T]:
         keyed = [(self._random.random(), i) for i in range(len(pool))]
@@ -122,10 +108,8 @@ class Draw:
         while True:
             value = make()
             key = f"{kind}:{value}"
-            if (
-                is_heldout_value(kind, value) == (self.split == "heldout")
-                and key not in self.values
-            ):
+            held_out = is_heldout_value(kind, value)
+            if held_out == (self.split == "heldout") and key not in self.values:
                 self.values.append(key)
                 return value
 
