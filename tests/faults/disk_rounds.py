@@ -24,7 +24,6 @@ import msgspec
 
 from core.errors import EXIT_DONE, EXIT_FAILED, EXIT_HALTED
 from core.store import RunDir, read_status
-from tests.faults.disk_full import mount
 from tests.faults.kill_streams import API, config_of, on_disk, replaying, say, sent_whole
 from tests.faults.rig import Engine, Gateway, check, lines_in, new_run
 
@@ -34,6 +33,10 @@ KINDS = ("small", "filled", "inodes")
 PROMPTS = 200
 IN_FLIGHT = 12
 RESERVE_BYTES = IN_FLIGHT * (64 << 10)
+
+
+def mount(folder: Path, options: str) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
 
 
 class Round(msgspec.Struct):
@@ -85,16 +88,18 @@ def one_round(
     disk = folder / f"disk-{number:02d}"
     disk.mkdir()
     kind = KINDS[number % len(KINDS)]
-    size = LARGE
-    if kind == "small":
-        size = f"{dice.randrange(RESERVE_BYTES + (120 << 10), RESERVE_BYTES + (420 << 10)) >> 10}k"
-    mount(disk, f"size={size},nr_inodes={INODES}")
+    mount(disk, f"size={LARGE},nr_inodes={INODES}")
     run = new_run(config_of(gateway.address, PROMPTS, IN_FLIGHT), disk, f"disk-{number:02d}")
-    made = Round(kind, size)
+    made = Round(kind, LARGE)
+    now = os.statvfs(disk)
+    if kind == "small":
+        used = (now.f_blocks - now.f_bfree) * now.f_frsize
+        more = dice.randrange(30, 260)
+        mount(disk, f"remount,size={(used + RESERVE_BYTES >> 10) + more}k")
+        made.size = f"{more} kB left"
     if kind == "inodes":
-        more = dice.randrange(6, 26)
-        used = INODES - os.statvfs(disk).f_ffree
-        mount(disk, f"remount,size={size},nr_inodes={used + more}")
+        more = dice.randrange(6, 14)
+        mount(disk, f"remount,nr_inodes={INODES - now.f_ffree + more}")
         made.size = f"{more} inodes left"
     since = time.time()
     engine = Engine(run)
