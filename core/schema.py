@@ -117,6 +117,17 @@ class Rollout(Record, frozen=True, kw_only=True):
     timings: Timings | None = None
 
 
+class RolloutHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of completions.jsonl without request and reply, which the decoder passes over."""
+
+    prompt_id: str
+    attempt: int = 1
+    outcome: str
+    final: bool = True
+    bill: str = ""
+    usage: Usage = Usage()
+
+
 class Kept(Protocol):
     """What is needed of a record to read its reply."""
 
@@ -260,6 +271,10 @@ class SpendLine(Record, frozen=True, kw_only=True):
     cost_usd: float = 0.0
     cap_usd: float = 0.0
     account_usd: float | None = None
+
+
+CLOSING = frozenset({"billed", "looked_up", "uncertain", "free"})
+"""Kinds of spend lines that close a dispatch."""
 
 
 class FeatureRef(Record, frozen=True, kw_only=True):

@@ -14,11 +14,10 @@ import msgspec
 from core.budget import Budget
 from core.errors import ProviderError
 from core.generate.lanes import Lane
-from core.generate.ports import CLOSING, Append
+from core.generate.ports import Append
 from core.generate.tally import Tally
 from core.providers.base import Flight, LookedUp, Provider, Reply
-from core.schema import Prompt, SpendLine, Usage
-from core.store.replies import Head
+from core.schema import CLOSING, Prompt, RolloutHead, SpendLine, Usage
 
 LOOKUP_DELAYS_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 LOOKUPS_AT_ONCE = 32
@@ -127,7 +126,7 @@ class Books:
             self._spend.post(bill.line)
 
     async def settle_open(
-        self, line: SpendLine, provider: Provider | None, reply: Head | None
+        self, line: SpendLine, provider: Provider | None, reply: RolloutHead | None
     ) -> Bill:
         """A dispatch that an earlier life left open: closed by its reply's line, looked up, or at
         its worst case."""

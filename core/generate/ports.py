@@ -8,11 +8,7 @@ import msgspec
 from core import events as ev
 from core.generate.tally import Tally
 from core.render.base import Renderer
-from core.schema import Prompt, Rollout, Sample, SpendLine
-from core.store.replies import Head
-
-CLOSING = frozenset({"billed", "looked_up", "uncertain", "free"})
-"""Kinds of spend lines that close a dispatch."""
+from core.schema import Prompt, Rollout, RolloutHead, Sample, SpendLine
 
 
 class Append(Protocol):
@@ -36,7 +32,7 @@ class Recovered(msgspec.Struct, kw_only=True):
 
     finished: set[str] = set()
     open: list[SpendLine] = []
-    replied: dict[tuple[str, int], Head] = {}
+    replied: dict[tuple[str, int], RolloutHead] = {}
     attempts: dict[str, int] = {}
     replies: dict[str, int] = {}
     spent_usd: float = 0.0
@@ -48,8 +44,7 @@ class Recovered(msgspec.Struct, kw_only=True):
 
 class Ports(msgspec.Struct, kw_only=True):
     """`judge` is called in a worker thread, with the prompt's ids, and must not raise for a bad
-    reply. `emit` must not
-    block."""
+    reply. `emit` must not block."""
 
     emit: Callable[[ev.Event], None]
     judge: Callable[[Rollout, Prompt, list[int]], Sample]

@@ -1,18 +1,16 @@
 """What an earlier life of a run left in its books: read once at start, by id, never by position or
 count.
 
-Knows completions.jsonl and spend.jsonl, nothing about networks. Reads the books and the heads of
-the replies, not the replies.
+Knows completions.jsonl and spend.jsonl, nothing about networks. Costs one pass over each file.
 """
 
 import msgspec
 
 from core.budget import PICO
-from core.generate.ports import CLOSING, Recovered
+from core.generate.ports import Recovered
 from core.generate.tally import Tally
-from core.schema import SpendLine
+from core.schema import CLOSING, RolloutHead, SpendLine
 from core.store import RunDir, read_jsonl
-from core.store.replies import read_heads
 
 
 def recover(run: RunDir) -> Recovered:
@@ -42,7 +40,7 @@ def recover(run: RunDir) -> Recovered:
         elif line.kind in CLOSING and open_.pop(key, None) is not None:
             _close(found, line)
             tally.add(line)
-    for head in read_heads(run):
+    for head in read_jsonl(run.completions, RolloutHead):
         found.attempts[head.prompt_id] = max(found.attempts.get(head.prompt_id, 0), head.attempt)
         if (head.prompt_id, head.attempt) in open_:
             found.replied[head.prompt_id, head.attempt] = head

@@ -18,7 +18,6 @@ from core.reconstruct import StopOffsets, judge, observe
 from core.render.base import Renderer
 from core.schema import Prompt, Rollout, Sample
 from core.store import Appender, Reserve, RunDir
-from core.store.replies import ReplyFile
 
 MAX_LEFT_OUT = 0.1
 """Share of prompts that a stopped provider or dataset may leave unasked before the run itself is
@@ -71,7 +70,7 @@ class GenerateStage:
     async def _work(self, gateway: Gateway | None, give_up: bool) -> GenerateResult:
         config = await gateway.start(self._config) if gateway else self._config
         # Opened before they are read: what an earlier life left in a spool is taken in first.
-        completions = await asyncio.to_thread(ReplyFile, self._run, self._reserve, self._full)
+        completions = Appender(self._run.completions, reserve=self._reserve, on_full=self._full)
         spend = Appender(self._run.spend, reserve=self._reserve, on_full=self._full)
         watchman = asyncio.create_task(self._miss(gateway)) if gateway else None
         try:

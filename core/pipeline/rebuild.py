@@ -26,9 +26,8 @@ from core.pipeline.setting import read_prompts
 from core.reconstruct import StopOffsets, judge, observe
 from core.render.base import Renderer
 from core.render.source import renderer_of
-from core.schema import Prompt, Rollout, Sample
-from core.store import CorruptLine, RunDir, read_at, write_samples
-from core.store.replies import read_heads
+from core.schema import Prompt, Rollout, RolloutHead, Sample
+from core.store import CorruptLine, RunDir, read_at, read_placed, write_samples
 
 CHUNK = 256
 PARALLEL_FROM = 2_000
@@ -76,7 +75,7 @@ def run(
                     raise Halted("reconstruct: stopped; resume begins it again")
             yield sample
 
-    places, others = final_replies(run, prompts, corrupt)
+    places, others = final_replies(run.completions, prompts, corrupt)
     learned = StopOffsets()  # judging with what is being learned would depend on the order
     for sample in watched(judge_all(replies, places), 0):
         observe(learned, sample)
@@ -104,7 +103,7 @@ def run(
 
 
 def final_replies(
-    run: RunDir,
+    completions: Path,
     prompts: dict[str, Prompt],
     on_corrupt: Callable[[CorruptLine], None] | None = None,
 ) -> tuple[list[int], Counter[str]]:
@@ -112,12 +111,12 @@ def final_replies(
     how many prompts ended without a reply, by outcome."""
     placed: dict[str, int] = {}
     others: dict[str, str] = {}
-    for head in read_heads(run, on_corrupt):
+    for offset, head in read_placed(completions, RolloutHead, on_corrupt):
         known = head.prompt_id in placed or head.prompt_id in others
         if known or not head.final or head.outcome == "aborted" or head.prompt_id not in prompts:
             continue
         if head.outcome in ("ok", "rejected"):
-            placed[head.prompt_id] = head.at
+            placed[head.prompt_id] = offset
         else:
             others[head.prompt_id] = head.outcome
     return [placed[p] for p in prompts if p in placed], Counter(others.values())

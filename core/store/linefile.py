@@ -62,21 +62,13 @@ def mend_tail(path: Path) -> Path | None:
                 if not (p := path.with_name(f"{path.name}.{n}.torn")).exists()
             )
             side.write_bytes(tail)
-        if end < size:
-            file.truncate(end)  # else the time of its last change would say what is not true
+        file.truncate(end)
         if whole_without_newline:
             file.seek(end)
             file.write(b"\n")
         file.flush()
         os.fsync(file.fileno())
         return side
-
-
-def last_line(path: Path) -> bytes:
-    """Whatever follows the last newline but the one at the end."""
-    with path.open("rb") as file:
-        file.seek(_line_start(file, file.seek(0, os.SEEK_END)))
-        return file.read()
 
 
 def _line_start(file: Any, end: int, block_bytes: int = 1 << 16) -> int:

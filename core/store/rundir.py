@@ -51,7 +51,6 @@ class RunDir:
         self.config_toml = path / "config.toml"
         self.prompts = path / "prompts.jsonl"
         self.completions = path / "completions.jsonl"
-        self.heads = path / "completions.heads.jsonl"
         self.samples = path / "samples"
         self.findings = path / "findings.jsonl"
         self.audit = path / "audit.json"

@@ -55,7 +55,6 @@ async def engine(options: Any) -> dict[str, float]:
     from core.render.base import load_renderer
     from core.schema import Prompt
     from core.store import Appender, RunDir
-    from core.store.replies import ReplyFile
 
     settings = {
         "run": {"budget_usd": 1e6},
@@ -84,7 +83,7 @@ async def engine(options: Any) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir(Path(folder))
-        completions, spend = ReplyFile(run), Appender(run.spend)
+        completions, spend = Appender(run.completions), Appender(run.spend)
         ports = Ports(
             emit=emit,
             judge=lambda rollout, prompt, ids: judge(rollout, prompt, renderer, offsets, ids),

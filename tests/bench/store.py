@@ -34,8 +34,7 @@ import msgspec
 
 from core.generate.resume import recover
 from core.schema import Rollout, SpendLine, pack_reply, reply_text
-from core.store import RunDir, encode_line, read_jsonl
-from core.store.replies import ReplyFile
+from core.store import Appender, RunDir, encode_line, read_jsonl
 from tests.bench import meter, records
 
 PER_S = 1_000
@@ -61,7 +60,7 @@ class Store(Protocol):
 
 class Lines:
     def __init__(self, folder: Path) -> None:
-        self._file = ReplyFile(RunDir(folder))
+        self._file = Appender(RunDir(folder).completions)
 
     async def append(self, record: Rollout) -> None:
         await self._file.append(record, durable=True)
@@ -282,7 +281,7 @@ def killed(kind: str, folder: Path, after_s: float) -> set[str]:
 def ids_in(kind: str, folder: Path) -> set[str]:
     if kind == "lines":
         run = RunDir(folder)
-        ReplyFile(run).close()  # the next life sets a torn tail aside
+        Appender(run.completions).close()  # the next life sets a torn tail aside
         found = {r.prompt_id for r in read_jsonl(run.completions, Rollout) if reply_text(r)}
         assert recover(run).finished == found
         return found
@@ -300,17 +299,16 @@ def resume_table(count: int) -> None:
             write_run(run, count, streamed)
             size = run.completions.stat().st_size / 1e6
             what = "streamed" if streamed else "whole"
-            for again in ("no index", "index"):
-                before, start = meter.cpu_s(), time.monotonic()
-                ReplyFile(run).close()  # what generate does: open (which makes the index), read
-                found = recover(run)
-                took, cpu = time.monotonic() - start, meter.cpu_s() - before
-                assert len(found.finished) == count and not found.open
-                print(
-                    f"  lines ({what}, {again:<8}) {took:6.2f} s  {cpu:5.2f} s CPU  {size:6.0f} MB"
-                    f"  books ${found.spent_usd:.2f}",
-                    flush=True,
-                )
+            before, start = meter.cpu_s(), time.monotonic()
+            Appender(run.completions).close()  # what generate does: open, read
+            found = recover(run)
+            took, cpu = time.monotonic() - start, meter.cpu_s() - before
+            assert len(found.finished) == count and not found.open
+            print(
+                f"  lines ({what:<8}) {took:6.2f} s  {cpu:5.2f} s CPU  {size:6.0f} MB"
+                f"  books ${found.spent_usd:.2f}",
+                flush=True,
+            )
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "replies.sqlite"
         fill_sqlite(path, count)

@@ -1,8 +1,7 @@
-"""Replies on disk: packed streams, and the heads that a resume reads instead of replies."""
+"""Replies on disk: packed streams, and the heads that a resume reads of them."""
 
 import errno
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from hypothesis import strategies as st
 from core.errors import DiskFull
 from core.generate.resume import recover
 from core.reconstruct.reply import read_reply
-from core.schema import Rollout, Usage, pack_reply, reply_text
-from core.store import CorruptLine, RunDir, encode_line, read_at, read_jsonl
-from core.store.replies import Head, ReplyFile, read_heads
+from core.schema import Rollout, RolloutHead, Usage, pack_reply, reply_text
+from core.store import Appender, RunDir, encode_line, read_jsonl
 from tests.core.test_lines import FullDisk
 
 EVENT = b'data: {"id":"gen-1","choices":[{"index":0,"delta":{"content":"four"}}]}\n\n'
@@ -40,31 +38,6 @@ def rollout(number: int = 0, **fields: Any) -> Rollout:
         "bill": "billed",
     }
     return Rollout(**about | fields)
-
-
-async def written(run: RunDir, rollouts: list[Rollout]) -> None:
-    file = ReplyFile(run)
-    for one in rollouts:
-        await file.append(one)
-    file.close()
-
-
-def unindexed(run: RunDir) -> list[Head]:
-    """Heads from the file itself."""
-    aside = run.heads.rename(run.path / "aside") if run.heads.exists() else None
-    heads = list(read_heads(run))
-    if aside is not None:
-        aside.rename(run.heads)
-    return heads
-
-
-def from_index(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether reading the heads reads no reply."""
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "core.store.replies._from_file", lambda *_: iter([Head(prompt_id="", outcome="")])
-        )
-        return [h.prompt_id for h in read_heads(run)] != [""]
 
 
 @given(st.binary(max_size=300))
@@ -97,88 +70,34 @@ def test_a_damaged_packing_is_judged_as_a_stream_that_was_cut_off() -> None:
     assert "stream_incomplete" in read_reply("sse", reply_text(damaged), 200, {}).problems
 
 
-async def test_heads_of_a_closed_file_come_from_its_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = RunDir(tmp_path)
-    rollouts = [rollout(i, outcome="ok" if i % 3 else "failed", error="e\ud83d") for i in range(9)]
-    await written(run, rollouts[:5])
-    await written(run, rollouts[5:])  # a second life goes on with the same index
-    assert from_index(run, monkeypatch)
-    heads = [msgspec.structs.replace(h, end=0) for h in read_heads(run)]
-    assert heads == unindexed(run)
-    assert [h.usage.completion_tokens for h in heads] == list(range(9))
-    assert list(read_at(run.completions, [h.at for h in heads], Rollout)) == rollouts
-    assert recover(run).finished == {f"p{i}" for i in range(9)}
+def test_a_head_is_read_past_request_and_reply(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    whole = rollout(1, reply_kind="json", reply_raw='\ud83d "usage":', reply_zlib=msgspec.UNSET)
+    path.write_bytes(encode_line(rollout(0, outcome="aborted", final=False)) + encode_line(whole))
+    assert list(read_jsonl(path, RolloutHead)) == [
+        RolloutHead(
+            prompt_id="p0",
+            attempt=1,
+            outcome="aborted",
+            final=False,
+            bill="billed",
+            usage=Usage(completion_tokens=0),
+        ),
+        RolloutHead(
+            prompt_id="p1",
+            attempt=2,
+            outcome="ok",
+            bill="billed",
+            usage=Usage(completion_tokens=1),
+        ),
+    ]
 
 
-@pytest.mark.parametrize(
-    "harm",
-    ["torn index", "no index", "line behind it", "changed in place", "torn line", "rewritten"],
-)
-async def test_an_index_that_does_not_cover_the_file_is_not_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
-) -> None:
-    run = RunDir(tmp_path)
-    await written(run, [rollout(i) for i in range(4)])
-    data, before = run.completions.read_bytes(), run.completions.stat().st_mtime_ns - 1
-    ids = {f"p{i}" for i in range(4)}
-    match harm:
-        case "torn index":
-            run.heads.write_bytes(run.heads.read_bytes()[:-20])
-        case "no index":
-            run.heads.unlink()
-        case "line behind it":
-            run.completions.write_bytes(data + encode_line(rollout(4)))
-            ids |= {"p4"}
-        case "changed in place":
-            run.completions.write_bytes(data.replace(b'"p2"', b'"x2"'))
-            os.utime(run.heads, ns=(before, before))  # times of files may be 4 ms coarse
-            ids = ids - {"p2"} | {"x2"}
-        case "torn line":
-            run.completions.write_bytes(data + b'{"prompt_id":"p9"')
-        case "rewritten":
-            run.completions.write_bytes(b"".join(data.splitlines(keepends=True)[1:]))
-            ids -= {"p0"}
-    assert not from_index(run, monkeypatch)
-    assert recover(run).finished == ids
-    ReplyFile(run).close()  # the next life makes it again
-    assert from_index(run, monkeypatch)
-    assert recover(run).finished == ids
-
-
-async def test_corrupt_lines_are_met_by_every_reader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = RunDir(tmp_path)
-    lines = [encode_line(rollout(i)) for i in range(3)]
-    run.completions.write_bytes(lines[0] + b"{broken\n" + lines[1])
-    await written(run, [rollout(2)])
-    assert not run.heads.exists()
-    corrupt: list[CorruptLine] = []
-    assert [h.prompt_id for h in read_heads(run, corrupt.append)] == ["p0", "p1", "p2"]
-    assert [bad.offset for bad in corrupt] == [len(lines[0])]
-
-
-async def test_a_full_disk_costs_the_index_and_no_reply(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = RunDir(tmp_path)
-    file = ReplyFile(run)
-    disk = FullDisk(monkeypatch, room=len(encode_line(rollout(0))) + 20)
-    await file.append(rollout(0))  # the reply fits, its head does not
-    assert not run.heads.exists()
-    disk.room = 1 << 20
-    await file.append(rollout(1))
-    file.close()
-    assert recover(run).finished == {"p0", "p1"}
-
-
-async def test_a_spooled_reply_is_in_the_heads_of_the_next_life(
+async def test_a_spooled_reply_is_finished_in_the_next_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime_dir: Path
 ) -> None:
     run = RunDir(tmp_path)
-    file = ReplyFile(run)
+    file = Appender(run.completions)
     await file.append(rollout(0))
     with monkeypatch.context() as patch:
         FullDisk(patch, room=0, fault=errno.ENOSPC)
@@ -186,7 +105,7 @@ async def test_a_spooled_reply_is_in_the_heads_of_the_next_life(
             await file.append(rollout(1))
         file.close()
     assert recover(run).finished == {"p0"}
-    ReplyFile(run).close()
+    Appender(run.completions).close()
     assert recover(run).finished == {"p0", "p1"}
     texts = [reply_text(r) for r in read_jsonl(run.completions, Rollout)]
     assert texts == [STREAM.decode()] * 2
