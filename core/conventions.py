@@ -26,7 +26,8 @@ this. An error refuses right ids: at a few habits and providers, in one run of f
 Seen = Mapping[str, Mapping[str, Sequence[int]]]
 """Dataset -> habit -> (replies that show it, replies that could)."""
 
-_COUNTED = ("consistent", "hypothesis", "mismatch")
+COUNTED = ("consistent", "hypothesis", "mismatch")
+"""Verdicts that rest on the billed count."""
 _SUSPECT = frozenset({"spaced_markers", "special_like_text", "tool_id_foreign"})
 """Flags of replies that may fit a count by accident."""
 
@@ -37,7 +38,7 @@ def is_suspect(sample: Sample) -> bool:
 
 def stop_offset(sample: Sample) -> int | None:
     """Billed minus rebuilt tokens, where the verdict rests on both."""
-    if sample.verdict not in _COUNTED or sample.billed_tokens is None:
+    if sample.verdict not in COUNTED or sample.billed_tokens is None:
         return None
     return None if sample.rebuilt_tokens is None else sample.billed_tokens - sample.rebuilt_tokens
 

@@ -15,8 +15,8 @@ from core.audit.record import AuditReport, load_audit
 from core.audit.traits import provider_of
 from core.errors import StoreError
 from core.journal import load_view
-from core.schema import AcceptanceCounts, EvalReport, SpendLine
-from core.store import RunDir, read_jsonl, read_manifest, read_samples
+from core.schema import AcceptanceCounts, SpendLine
+from core.store import RunDir, read_eval, read_jsonl, read_manifest, read_samples
 
 POINTS = 240
 """Points of a curve at most."""
@@ -220,15 +220,13 @@ def thin(points: list[list[float]], keep: int = POINTS) -> list[list[float]]:
 
 def _audit(audit: AuditReport) -> dict[str, Any]:
     data: dict[str, Any] = msgspec.to_builtins(audit)
-    exact = audit.exactness
-    data["exactness"]["rate"] = exact.exact / exact.samples if exact.samples else None
+    data["exactness"]["rate"] = audit.exactness.rate
     return data
 
 
 def _drafter(run: RunDir) -> dict[str, Any] | None:
-    try:
-        evaluated = msgspec.json.decode(run.eval.read_bytes(), type=EvalReport)
-    except (OSError, msgspec.MsgspecError):
+    evaluated = read_eval(run)
+    if evaluated is None:
         return None
     data: dict[str, Any] = {
         "checkpoint": evaluated.checkpoint,

@@ -19,7 +19,7 @@ from core.audit.decide import DECISIONS, Decision
 from core.audit.reading import Reader
 from core.audit.record import AuditReport, load_audit, save_audit
 from core.audit.semantics import REFERENCE
-from core.audit.traits import edge_positions, provider_of
+from core.audit.traits import edge_positions, positions_of, provider_of
 from core.errors import StoreError, UsageError
 from core.halting import engine_pid
 from core.render.source import renderer_of
@@ -148,7 +148,7 @@ def _mask(run: RunDir, audit: AuditReport, chosen: list[str]) -> Applied:
         positions: set[int] = set()
         reasons = []
         if found and all(f.spans for f in found):
-            positions.update(i for f in found for a, b in f.spans for i in range(a, b))
+            positions.update(positions_of(found))
             reasons += sorted({f.rule for f in found})
         if reader and provider_of(sample) in trims and sample.arm != REFERENCE:
             positions.update(edge_positions(reader.read(sample)))

@@ -16,29 +16,21 @@ from core.events import Canary
 
 
 class Canaries:
-    """`open(dataset)` says whether requests beyond the canary may leave; `observe` returns a
-    verdict when it falls.
-
-    `size` 0: no canary, everything is open.
-    """
+    """`observe` returns a verdict when it falls. `size` 0: no canary, no verdict."""
 
     def __init__(self, limits: config.Tripwires, size: int) -> None:
         self._limits = limits
-        self.size = size
+        self._size = size
         self._seen: dict[tuple[str, str], int] = defaultdict(int)
         self._bad: dict[tuple[str, str], dict[str, list[int]]] = defaultdict(
             lambda: {name: [0, 0] for name in SHARES}
         )
         self.verdicts: dict[tuple[str, str], bool] = {}
 
-    def open(self, dataset: str) -> bool:
-        """True as soon as one provider has passed on this dataset."""
-        return self.size == 0 or any(ok for (_, d), ok in self.verdicts.items() if d == dataset)
-
     def observe(self, o: Observation) -> Canary | None:
         """One outcome; the verdict once, when it is known."""
         key = (o.provider, o.dataset)
-        if self.size == 0 or key in self.verdicts:
+        if self._size == 0 or key in self.verdicts:
             return None
         self._seen[key] += 1
         for name, wire in SHARES.items():
@@ -48,7 +40,7 @@ class Canaries:
                 count[1] += 1
         if failing := self._failing(key):
             return self._settle(key, False, failing)
-        if self._seen[key] >= self.size:
+        if self._seen[key] >= self._size:
             return self._settle(key, True, f"{self._seen[key]} rollouts, nothing above its limit")
         return None
 
@@ -56,7 +48,7 @@ class Canaries:
         """What fails even if all others of the canary are good; empty when nothing does."""
         for name, (bad, counted) in self._bad[key].items():
             limit: float = getattr(self._limits, SHARES[name].limit)
-            if bad and exceeds(bad, self.size, limit, 1, LIKELY):
+            if bad and exceeds(bad, self._size, limit, 1, LIKELY):
                 wire = SHARES[name]
                 return f"{bad} of {counted} {wire.saw} (limit {limit:.1%}): {wire.advice}"
         return ""

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from core.audit.shares import interval
+from core.audit.shares import interval, wilson
 from core.render.tokenizer import TokenizerLike
 from core.schema import Segment
 
@@ -67,11 +67,13 @@ class KindCount(msgspec.Struct, kw_only=True):
 
 
 class Exactness(msgspec.Struct, kw_only=True):
-    """`false`: rebuilds called consistent whose ids are not the sampled ones; what would be trained
-    on wrongly."""
+    """`low`, `high`: 95 % interval of exact / samples. `false`: rebuilds called consistent whose
+    ids are not the sampled ones; what would be trained on wrongly."""
 
     samples: int = 0
     exact: int = 0
+    low: float = 0.0
+    high: float = 1.0
     with_text: int = 0
     consistent: int = 0
     false: int = 0
@@ -123,10 +125,11 @@ class Exactness(msgspec.Struct, kw_only=True):
         _count(count, 1, exact, len(ids), len(ids) * exact)
 
     def settle(self) -> None:
-        """Put in the 95 % intervals (Wilson)."""
+        """Put in the 95 % intervals (Wilson), and the kinds in order."""
+        self.low, self.high = wilson(self.exact, self.samples)
+        self.kinds = dict(sorted(self.kinds.items()))
         for count in self.kinds.values():
-            share = interval(count.exact, count.segments)
-            count.low, count.high = share.low, share.high
+            count.low, count.high = wilson(count.exact, count.segments)
 
     def summary(self) -> dict[str, Any]:
         """For the Audit event: counts first, ratios and their 95 % intervals last."""
@@ -137,7 +140,7 @@ class Exactness(msgspec.Struct, kw_only=True):
             "consistent": self.consistent,
             "false": self.false,
         }
-        for kind, count in sorted(self.kinds.items()):
+        for kind, count in self.kinds.items():
             data[kind] = _shares(count.exact, count.segments)
         if self.samples:
             data |= {k: v for k, v in _shares(self.exact, self.samples).items() if k != "segments"}

@@ -12,7 +12,7 @@ from core.audit.canary import Canaries
 from core.audit.reading import Reader, Toolboxes, asked
 from core.audit.rules import Case, findings
 from core.audit.tripwires import Observation, Tripwires
-from core.conventions import is_suspect, stop_offset
+from core.conventions import COUNTED, is_suspect, stop_offset
 from core.events import Canary, Tripwire
 from core.render.base import Renderer
 from core.schema import Finding, Prompt, Sample
@@ -38,8 +38,6 @@ SCHEMA_RULES = frozenset(
         "call_lost",
     }
 )
-COUNTED = frozenset({"consistent", "hypothesis", "mismatch"})
-"""Verdicts that rest on the billed count."""
 
 
 class LiveAudit:

@@ -8,7 +8,7 @@ prompts fit in memory.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jsonschema
@@ -18,7 +18,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from core.render.base import Renderer
-from core.schema import Arm, Message, Prompt, Sample, Segment, Tool
+from core.schema import Arm, Prompt, Sample, Segment, Tool
 
 MARKERS = (
     "<|tool_calls_section_begin|>",
@@ -106,15 +106,13 @@ class Toolboxes:
     def __init__(self) -> None:
         self._by_hash: dict[bytes, Toolbox] = {}
 
-    def get(self, tools: bytes | Sequence[Tool] | None) -> Toolbox | None:
-        """`tools` as JSON bytes or as records; None and an empty list mean that nothing was
-        declared."""
-        raw = tools if isinstance(tools, bytes) else msgspec.json.encode(tools)
-        if raw in (b"null", b"[]", b""):
+    def get(self, tools: bytes) -> Toolbox | None:
+        """`tools` as JSON; null and an empty list mean that nothing was declared."""
+        if tools in (b"null", b"[]", b""):
             return None
-        key = hashlib.blake2b(raw, digest_size=16).digest()
+        key = hashlib.blake2b(tools, digest_size=16).digest()
         if key not in self._by_hash:
-            self._by_hash[key] = Toolbox(msgspec.json.decode(raw, type=list[Tool]))
+            self._by_hash[key] = Toolbox(msgspec.json.decode(tools, type=list[Tool]))
         return self._by_hash[key]
 
 
@@ -190,20 +188,9 @@ def _without_surrogates(line: bytes) -> bytes:
         return line
 
 
-def asked(prompt: Prompt, toolboxes: Toolboxes | None = None) -> Asked:
+def asked(prompt: Prompt, toolboxes: Toolboxes) -> Asked:
     """The same from a Prompt record."""
-    messages: list[Message] = prompt.messages
-    return Asked(
-        prompt_id=prompt.prompt_id,
-        twin_id=prompt.twin_id,
-        dataset=prompt.dataset,
-        arm=prompt.arm,
-        backend=prompt.backend,
-        thinking=prompt.thinking,
-        tools=(toolboxes or Toolboxes()).get(prompt.tools),
-        calls_before=sum(len(m.get("tool_calls") or ()) for m in messages),
-        quoted=_quoted(msgspec.json.encode([messages, prompt.tools])),
-    )
+    return asked_from_line(msgspec.json.encode(prompt), toolboxes)
 
 
 def _quoted(raw: bytes) -> frozenset[str]:

@@ -6,41 +6,12 @@ from typing import Any
 import msgspec
 
 from core.audit.decide import DatasetDecision
-from core.audit.exactness import Exactness, KindCount
+from core.audit.exactness import Exactness
 from core.audit.semantics import SemanticsReport
-from core.audit.shares import wilson
 from core.errors import StoreError
 from core.store import RunDir, write_atomic
 
 VERSION = 1
-
-
-class MeasuredExactness(msgspec.Struct, kw_only=True):
-    """Counts of rebuilding from text where the ids are known (`exactness.Exactness`). `low`,
-    `high`: 95 % interval of exact / samples."""
-
-    samples: int = 0
-    exact: int = 0
-    low: float = 0.0
-    high: float = 1.0
-    with_text: int = 0
-    consistent: int = 0
-    false: int = 0
-    kinds: dict[str, KindCount] = {}
-
-
-def measured(exact: Exactness) -> MeasuredExactness:
-    low, high = wilson(exact.exact, exact.samples)
-    return MeasuredExactness(
-        samples=exact.samples,
-        exact=exact.exact,
-        low=low,
-        high=high,
-        with_text=exact.with_text,
-        consistent=exact.consistent,
-        false=exact.false,
-        kinds=dict(sorted(exact.kinds.items())),
-    )
 
 
 class RuleCount(msgspec.Struct, kw_only=True):
@@ -62,7 +33,7 @@ class AuditReport(msgspec.Struct, kw_only=True):
     verdicts: dict[str, dict[str, int]]
     classes: dict[str, dict[str, int]]
     findings: list[RuleCount]
-    exactness: MeasuredExactness
+    exactness: Exactness
     semantics: SemanticsReport
     decisions: list[DatasetDecision]
     likelihood: bool = False

@@ -20,13 +20,7 @@ from core.audit.apply import apply, marked, marks
 from core.audit.decide import DatasetDecision, decide
 from core.audit.exactness import Exactness, Pair
 from core.audit.reading import Asked, Reader, Toolboxes, asked_from_line
-from core.audit.record import (
-    AuditReport,
-    RuleCount,
-    load_audit,
-    measured,
-    save_audit,
-)
+from core.audit.record import AuditReport, RuleCount, load_audit, save_audit
 from core.audit.rules import Case, findings
 from core.audit.semantics import Comparison, SemanticsReport, compare
 from core.audit.traits import Trait, reduce, with_likelihood
@@ -152,7 +146,7 @@ class _Pass:
             verdicts={k: dict(sorted(v.items())) for k, v in sorted(verdicts.items())},
             classes={k: dict(sorted(v.items())) for k, v in sorted(classes.items())},
             findings=sorted(counts, key=lambda c: (order[c.severity], -c.samples, c.rule)),
-            exactness=measured(self.exactness),
+            exactness=self.exactness,
             semantics=semantics,
             decisions=decisions,
             likelihood=likelihood,

@@ -15,15 +15,12 @@ import numpy as np
 
 from core.audit.reading import (
     Asked,
-    Reader,
     Reading,
-    asked,
     ends_in_fragment,
     markers_in,
     parse_arguments,
 )
-from core.render.base import Renderer
-from core.schema import Finding, Prompt, Sample
+from core.schema import Finding, Sample
 
 Severity = Literal["info", "warn", "error"]
 NATIVE_ID = re.compile(r"functions\.([^\s<|]+):([0-9]+)")
@@ -55,11 +52,6 @@ class Case(msgspec.Struct, frozen=True):
 
 
 Rule = Callable[[Case], Iterator[Remark]]
-
-
-def check(sample: Sample, prompt: Prompt, renderer: Renderer) -> list[Finding]:
-    """All findings of one sample."""
-    return findings(Case(sample, asked(prompt), Reader(renderer).read(sample)))
 
 
 def findings(case: Case) -> list[Finding]:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from core.audit.reading import Asked, Reading, canonical_arguments
-from core.audit.rules import NATIVE_ID, OWN, PROMPT_SLACK
+from core.audit.rules import NATIVE_ID, OWN
 from core.schema import Arm, Finding, Sample
 
 SEGMENTS = ("reasoning", "content", "call", "arguments")
@@ -108,9 +108,7 @@ def reduce(sample: Sample, asked: Asked, reading: Reading, found: Sequence[Findi
         leads=sample.habits.get("reasoning_starts_blank"),
         answer_leads=sample.habits.get("content_starts_blank"),
         habits={} if rejected else sample.habits,
-        drifted=None
-        if billed is None or not sample.prompt_len
-        else not sample.prompt_len <= billed <= sample.prompt_len + PROMPT_SLACK,
+        drifted=None if billed is None or not sample.prompt_len else "prompt_drift" in rules,
         trainable=sample.trainable,
         offends=bool(errors),
         maskable=bool(errors) and all(f.spans for f in errors),

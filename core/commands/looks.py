@@ -20,8 +20,7 @@ from core.commands.common import (
 )
 from core.errors import EXIT_DONE, StoreError, UsageError
 from core.pipeline import launch as lc
-from core.pipeline.summary import read_eval
-from core.store import RunDir, find_run, list_runs, observed_status, write_atomic
+from core.store import RunDir, find_run, list_runs, observed_status, read_eval, write_atomic
 
 
 @app.command()

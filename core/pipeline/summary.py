@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from core import events as ev
 from core.config import Config
 from core.generate import recover
 from core.pipeline.stages import Marker
 from core.schema import AcceptanceCounts, EvalReport
-from core.store import RunDir, read_samples
+from core.store import RunDir, read_eval, read_samples
 
 
 def summarise(run: RunDir, config: Config, markers: Mapping[str, Marker]) -> ev.Summary:
@@ -27,13 +25,6 @@ def summarise(run: RunDir, config: Config, markers: Mapping[str, Marker]) -> ev.
         data["exports"] = sorted(str(p) for p in run.export.iterdir() if p.is_dir())
     data["seconds"] = {name: round(m.seconds, 2) for name, m in markers.items()}
     return ev.Summary(lines=summary_lines(data), data=data)
-
-
-def read_eval(run: RunDir) -> EvalReport | None:
-    try:
-        return msgspec.json.decode(run.eval.read_bytes(), type=EvalReport)
-    except (OSError, msgspec.MsgspecError):
-        return None
 
 
 def _samples(run: RunDir) -> dict[str, Any]:

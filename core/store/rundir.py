@@ -12,6 +12,7 @@ import subprocess
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -27,7 +28,9 @@ from core.halting import (
     runs_dir,
     socket_path_of,
 )
+from core.schema import EvalReport
 
+T = TypeVar("T")
 STALE_S = 15.0
 VERSIONS_OF = (
     "eyas",
@@ -159,11 +162,16 @@ def write_status(run: RunDir, status: Status) -> None:
     temporary.replace(run.status)
 
 
-def read_status(run: RunDir) -> Status | None:
+def _read(path: Path, kind: type[T]) -> T | None:
+    """None when there is no such file, or none that can be read."""
     try:
-        return msgspec.json.decode(run.status.read_bytes(), type=Status)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def read_status(run: RunDir) -> Status | None:
+    return _read(run.status, Status)
 
 
 def observed_status(run: RunDir, now: float | None = None) -> Status:
@@ -189,10 +197,11 @@ def write_manifest(run: RunDir, manifest: Manifest) -> None:
 
 
 def read_manifest(run: RunDir) -> Manifest | None:
-    try:
-        return msgspec.json.decode(run.manifest.read_bytes(), type=Manifest)
-    except (OSError, msgspec.MsgspecError):
-        return None
+    return _read(run.manifest, Manifest)
+
+
+def read_eval(run: RunDir) -> EvalReport | None:
+    return _read(run.eval, EvalReport)
 
 
 def make_manifest(run: RunDir, config: Config, argv: list[str]) -> Manifest:

@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from core.audit.reading import Reader, Toolboxes, asked
+from core.audit.rules import Case
 from core.audit.traits import Trait
 from core.render.base import Grammar
 from core.schema import Prompt, Sample, Segment, ToolCall
@@ -185,3 +187,8 @@ def trait(twin: str, arm: str = "declared", provider: str = "Alpha", **fields: A
         **fields,
     }
     return Trait(**values)
+
+
+def case_of(one: Sample, given: Prompt) -> Case:
+    """A sample beside its prompt, as the rules look at it."""
+    return Case(one, asked(given, Toolboxes()), Reader(RENDERER).read(one))

@@ -2,22 +2,21 @@
 
 import json
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.audit.reading import Toolbox, Toolboxes, asked, asked_from_line, canonical_arguments
-from core.audit.rules import LOOP_TOKENS, check, distinct_ngrams, looping_tail
+from core.audit.reading import Toolbox, Toolboxes, asked, canonical_arguments
+from core.audit.rules import LOOP_TOKENS, distinct_ngrams, findings, looping_tail
 from core.schema import Sample, ToolCall
-from tests.core.audit.builders import RENDERER, WEATHER, call, prompt, sample
+from tests.core.audit.builders import WEATHER, call, case_of, prompt, sample
 
 TOOLS = [WEATHER]
 
 
 def rules_of(one: Sample, asked_for: object = None, **prompt_fields: object) -> dict[str, str]:
     given_prompt = asked_for or prompt(TOOLS, **prompt_fields)
-    return {f.rule: f.severity for f in check(one, given_prompt, RENDERER)}  # type: ignore[arg-type]
+    return {f.rule: f.severity for f in findings(case_of(one, given_prompt))}  # type: ignore[arg-type]
 
 
 def test_a_good_answer_and_a_good_call_have_no_finding() -> None:
@@ -29,8 +28,8 @@ def test_a_good_answer_and_a_good_call_have_no_finding() -> None:
 
 def test_segments_may_count_from_the_completion_or_from_the_prompt() -> None:
     bad = [call(id="call_1")]
-    absolute = check(sample(calls=bad), prompt(TOOLS), RENDERER)
-    relative = check(sample(calls=bad, relative=True), prompt(TOOLS), RENDERER)
+    absolute = findings(case_of(sample(calls=bad), prompt(TOOLS)))
+    relative = findings(case_of(sample(calls=bad, relative=True), prompt(TOOLS)))
     assert absolute == relative
     (finding,) = absolute
     start, end = finding.spans[0]
@@ -117,7 +116,7 @@ def test_a_rejected_rollout_without_ids_says_only_that() -> None:
 
 
 def test_no_tool_declared() -> None:
-    (finding,) = check(sample(calls=[call()]), prompt(None), RENDERER)
+    (finding,) = findings(case_of(sample(calls=[call()]), prompt(None)))
     assert (finding.rule, finding.severity) == ("undeclared_tool", "error")
     assert "no tool was declared" in finding.detail
 
@@ -150,7 +149,7 @@ def test_special_ids_inside_text_are_located() -> None:
     at = one.prompt_len + len(" Look it up.") + 1 + 1
     ids = list(one.token_ids)
     ids[at] = 273
-    (finding,) = check(sample(content="abc", token_ids=ids), prompt(TOOLS), RENDERER)
+    (finding,) = findings(case_of(sample(content="abc", token_ids=ids), prompt(TOOLS)))
     assert (finding.rule, finding.spans) == ("special_in_text", [(at, at + 1)])
 
 
@@ -177,22 +176,27 @@ def test_tools_without_wrapper_or_parameters() -> None:
 
 def test_one_toolbox_per_declaration() -> None:
     boxes = Toolboxes()
-    assert boxes.get([WEATHER]) is boxes.get([WEATHER])
-    assert boxes.get(None) is None and boxes.get([]) is None and boxes.get(b"null") is None
+    declared = json.dumps([WEATHER]).encode()
+    box = boxes.get(declared)
+    assert box is not None and boxes.get(declared) is box
+    assert boxes.get(b"[]") is None and boxes.get(b"null") is None
 
 
-def test_a_line_reads_as_the_record() -> None:
+def test_what_is_kept_of_a_prompt() -> None:
     history = [
         {"role": "user", "content": "</think> é"},
         {"role": "assistant", "content": None, "tool_calls": [{"id": "a"}, {"id": "b"}]},
     ]
     record = prompt(TOOLS, messages=history, thinking=False, arm="text", backend="sglang")
-    line = asked_from_line(msgspec.json.encode(record), Toolboxes())
-    direct = asked(record)
-    assert line.tools is not None and list(line.tools.schemas) == ["get_weather"]
-    line.tools = direct.tools
-    assert line == direct
-    assert direct.calls_before == 2 and direct.quoted == frozenset({"</think>"})
+    read = asked(record, Toolboxes())
+    assert read.tools is not None and list(read.tools.schemas) == ["get_weather"]
+    assert (read.prompt_id, read.twin_id, read.dataset) == (
+        record.prompt_id,
+        record.twin_id,
+        record.dataset,
+    )
+    assert (read.arm, read.backend, read.thinking) == ("text", "sglang", False)
+    assert read.calls_before == 2 and read.quoted == frozenset({"</think>"})
 
 
 @pytest.mark.parametrize(
@@ -217,7 +221,7 @@ def test_canonical_arguments_of_no_json(bad: str) -> None:
 
 def test_a_loop_is_found_with_its_period() -> None:
     body = "Once." + " and again" * 40
-    (finding,) = check(sample(content=body), prompt(TOOLS), RENDERER)
+    (finding,) = findings(case_of(sample(content=body), prompt(TOOLS)))
     assert (finding.rule, finding.severity) == ("loop", "error")
     assert "period of 10" in finding.detail
     start, end = finding.spans[0]
@@ -267,6 +271,6 @@ def test_rules_never_raise_on_hostile_text(
         content=content.encode("utf-8", "replace").decode(),
         calls=[c for c in calls if c.id.isascii()],
     )
-    for finding in check(one, prompt(TOOLS), RENDERER):
+    for finding in findings(case_of(one, prompt(TOOLS))):
         assert "\n" not in finding.rule
         assert all(one.prompt_len <= a < b <= len(one.token_ids) for a, b in finding.spans)

@@ -9,13 +9,13 @@ import pytest
 
 from core.audit.arms import agree, arm_stats, self_agreement
 from core.audit.decide import decide, mask_size
-from core.audit.reading import Reader, asked
-from core.audit.rules import Case, findings
+from core.audit.reading import Reader
+from core.audit.rules import findings
 from core.audit.semantics import Comparison, SemanticsReport, compare
 from core.audit.traits import Trait, edge_positions, reduce, with_likelihood
 from core.config import Audit, Tripwires
 from core.schema import Sample
-from tests.core.audit.builders import RENDERER, WEATHER, call, prompt, sample, trait
+from tests.core.audit.builders import RENDERER, WEATHER, call, case_of, prompt, sample, trait
 
 SETTINGS, LIMITS = Audit(), Tripwires()
 CASES = Path(__file__).resolve().parents[3] / ".." / "shared" / "cases"
@@ -242,7 +242,7 @@ def test_a_provider_that_keeps_blanks_has_no_habit() -> None:
 
 
 def _trait_of(one: Sample, tools: bool = True) -> Trait:
-    case = Case(one, asked(prompt([WEATHER] if tools else None)), Reader(RENDERER).read(one))
+    case = case_of(one, prompt([WEATHER] if tools else None))
     return reduce(one, case.asked, case.reading, findings(case))
 
 

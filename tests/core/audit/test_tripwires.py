@@ -361,16 +361,16 @@ def canary(bad: int, size: int = 32) -> tuple[list[Canary], Canaries]:
 def test_canary_both_sides() -> None:
     # one-sided 95 %: 3/32 has a lower end of 0.039, 4/32 of 0.0575; the limit is 0.05
     (passed,), open_ = canary(3)
-    assert passed.passed and open_.open("b1")
+    assert passed.passed and open_.verdicts == {("A", "b1"): True}
     (failed,), shut = canary(4)
-    assert not failed.passed and not shut.open("b1")
+    assert not failed.passed and shut.verdicts == {("A", "b1"): False}
     assert failed.detail.startswith("4 of 4 replies do not match their billed token count")
 
 
 def test_canary_of_a_few_replies_says_nothing() -> None:
     canaries = Canaries(LIMITS, 32)
     assert [canaries.observe(see(truncated=True)) for _ in range(3)] == [None] * 3
-    assert not canaries.open("b1") and not canaries.verdicts
+    assert not canaries.verdicts
 
 
 def test_canary_needs_its_count_for_wires_that_few_replies_speak_about() -> None:
@@ -379,12 +379,12 @@ def test_canary_needs_its_count_for_wires_that_few_replies_speak_about() -> None
     canaries.observe(see(schema_invalid=True))
     quiet = see(schema_invalid=None)
     (verdict,) = [v for v in (canaries.observe(quiet) for _ in range(7)) if v]
-    assert verdict.passed and canaries.open("b1")
+    assert verdict.passed
 
 
 def test_canary_off() -> None:
     canaries = Canaries(LIMITS, 0)
-    assert canaries.observe(see(mismatch=True)) is None and canaries.open("b1")
+    assert canaries.observe(see(mismatch=True)) is None and not canaries.verdicts
 
 
 def test_observation_of_a_good_sample() -> None:
@@ -469,7 +469,7 @@ def test_live_audit_from_sample_to_trip() -> None:
     kinds = [type(e).__name__ for e in events]
     assert kinds == ["Canary", "Tripwire"]
     assert not events[0].passed and events[1].name == "schema_invalid"
-    assert live.wires.halted and not live.canaries.open("b1")
+    assert live.wires.halted and not any(live.canaries.verdicts.values())
 
 
 def test_live_audit_counts_failures() -> None:
