@@ -113,6 +113,7 @@ class Generator:
     async def _prepare(self) -> None:
         """Clients, pre-flight, lanes; then the dispatches that an earlier life left open."""
         self._cap_window()
+        await self._judges.run(self._queues.group)
         sampling = sampling_of(self._config, "")
         recovered = self._ports.recovered
         backends = [q.backend for q in self._queues.queues]
@@ -129,7 +130,7 @@ class Generator:
             for spec in client.lanes:
                 limit = Limit(self._pump.window, generate.breaker_error_rate)
                 self._lanes.append(Lane(client, spec, limit, generate.canary))
-        self._pump.check_budget(self._providers)
+        await self._pump.check_budget(self._providers)
         await self._guarded(self._accounts.open(self._providers))
         for opened in recovered.open:
             self._budget.adopt((opened.prompt_id, opened.attempt), opened.reserve_usd)

@@ -23,6 +23,8 @@ from core.schema import Prompt
 
 READY_LOW = 64
 RENDER_CHUNK = 16
+SLACK_TOKENS = 8
+"""Prompt tokens that a server may add to our rendering."""
 
 
 class Pump:
@@ -52,7 +54,7 @@ class Pump:
         self.rendering = 0
         self._feed = asyncio.Event()
 
-    def check_budget(self, providers: dict[str, Provider]) -> None:
+    async def check_budget(self, providers: dict[str, Provider]) -> None:
         """One worst case must fit, or nothing can be asked at all; under `reserve = "all"`, those
         of all prompts together. Raises ConfigError."""
         budget = self._budget.budget_usd
@@ -67,25 +69,33 @@ class Pump:
                     f"on {backend} (${worst:.4f}); {remedy}"
                 )
         if self._config.generate.reserve == "all":
-            worst_usd, count = self._worst_of_all(providers)
+            worst_usd, count = await self._worst_of_all(providers)
             if not self._budget.could_ever_fit(worst_usd):
                 raise ConfigError(
                     f"run.budget_usd {budget:g} is below the worst case of all {count} requests "
                     f"(${worst_usd:.4f}); {remedy}"
                 )
 
-    def _worst_of_all(self, providers: dict[str, Provider]) -> tuple[float, int]:
-        """USD of every waiting prompt on its dearest lane, and how many are waiting."""
+    async def _worst_of_all(self, providers: dict[str, Provider]) -> tuple[float, int]:
+        """USD of every prompt that would be asked on its dearest lane, and how many those are.
+        Renders them all, in a thread; a halt ends it."""
         total, count = 0.0, 0
         for queue in self._queues.queues:
             sends_messages = providers[queue.backend].sends_messages
             lanes = [lane for lane in self._lanes if lane.backend == queue.backend]
-            for prompt in queue.waiting:
-                item = Item(prompt)
-                item.prepared = prepare(prompt, self._ports.renderer, sends_messages)
-                total += max((self._worst(item, lane) for lane in lanes), default=0.0)
-                count += 1
+            waiting = list(queue.waiting)
+            for at in range(0, len(waiting), RENDER_CHUNK):
+                if not self._lander.gate.is_open:
+                    return total, count
+                batch = waiting[at : at + RENDER_CHUNK]
+                for prepared in await self._prepared(batch, sends_messages):
+                    if not prepared.refusal:
+                        total += max((self._worst(prepared, lane) for lane in lanes), default=0.0)
+                        count += 1
         return total, count
+
+    async def _prepared(self, batch: list[Prompt], sends_messages: bool) -> list[Prepared]:
+        return await self._renders.run(_prepare_all, batch, self._ports.renderer, sends_messages)
 
     def pump(self, now: float) -> None:
         while len(self._attempts.aloft) < self.window:
@@ -113,7 +123,8 @@ class Pump:
                 if self._budget.fits(usd):
                     queue.ready.popleft()
                     return item, lane, usd
-            if not any(self._budget.could_ever_fit(self._worst(item, one)) for one in open_lanes):
+            could_ever_fit = self._budget.could_ever_fit
+            if not any(could_ever_fit(self._worst(item.prepared, one)) for one in open_lanes):
                 queue.ready.popleft()
                 self._feed.set()
                 left = self._budget.budget_usd - self._budget.spent_usd
@@ -131,25 +142,25 @@ class Pump:
         ]
         return "; ".join(reasons) or f"no lane of {queue.backend}"
 
-    def _worst(self, item: Item, lane: Lane) -> float:
+    def _worst(self, prepared: Prepared, lane: Lane) -> float:
         max_tokens = self._config.generate.max_tokens
-        return lane.spec.price.worst_usd(len(item.prepared.ids) + 8, max_tokens)
+        return lane.spec.price.worst_usd(len(prepared.ids) + SLACK_TOKENS, max_tokens)
 
     def _reservation(self, item: Item, lane: Lane) -> float:
-        """Worst case (8 tokens of slack for a server that adds some), or the likely one in the
-        faster mode."""
+        """Worst case, or the likely one in the faster mode."""
         if self._config.generate.reserve == "p99":
             p99 = self._board.p99_tokens(item.prompt.dataset)
             if p99 is not None:
                 tokens = min(p99, self._config.generate.max_tokens)
-                return lane.spec.price.worst_usd(len(item.prepared.ids) + 8, tokens)
-        return self._worst(item, lane)
+                return lane.spec.price.worst_usd(len(item.prepared.ids) + SLACK_TOKENS, tokens)
+        return self._worst(item.prepared, lane)
 
     def _start(self, item: Item, lane: Lane, usd: float, now: float) -> None:
         item.attempt += 1
         queue = self._queues.of(item.prompt)
         queue.taken += 1
-        self._budget.reserve((item.prompt.prompt_id, item.attempt), usd, self._worst(item, lane))
+        worst_usd = self._worst(item.prepared, lane)
+        self._budget.reserve((item.prompt.prompt_id, item.attempt), usd, worst_usd)
         lane.left(item.prompt.dataset, now)
         self._board.sent += 1
         aloft = self._attempts.launch(item, lane, now)
@@ -184,9 +195,7 @@ class Pump:
             self.rendering += 1
             try:
                 sends_messages = providers[queue.backend].sends_messages
-                done = await self._renders.run(
-                    _prepare_all, batch, self._ports.renderer, sends_messages
-                )
+                done = await self._prepared(batch, sends_messages)
                 for prompt, prepared in zip(batch, done, strict=True):
                     item = Item(
                         prompt, attempts.get(prompt.prompt_id, 0), replies.get(prompt.prompt_id, 0)

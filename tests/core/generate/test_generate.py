@@ -1,12 +1,15 @@
 """Prompts to outcomes over a scripted router: what is sent, what is written, in which order."""
 
 import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from core import events as ev
 from core.errors import ConfigError, ProviderError
-from core.generate import Recovered
+from core.generate import Recovered, pump, queues
 from core.schema import SpendLine, reply_text
 from tests.core.generate.rig import (
     ALDER,
@@ -16,6 +19,7 @@ from tests.core.generate.rig import (
     events_of,
     prompts_of,
     really_judges,
+    renderer,
     says,
     serving,
     streams,
@@ -119,6 +123,40 @@ async def test_twins_share_seeds_and_prompts_are_grouped_by_their_beginning() ->
     assert router.bodies[0]["session_id"] == router.bodies[1]["session_id"]
     assert router.bodies[0]["session_id"] != router.bodies[2]["session_id"]
     assert len({b["seed"] for b in router.bodies}) == 4
+
+
+async def test_no_prompt_is_hashed_or_rendered_on_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[str] = []
+
+    def noted(work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return work(*args)
+
+        return call
+
+    monkeypatch.setattr(queues, "prefix_key", noted(queues.prefix_key))
+    monkeypatch.setattr(pump, "prepare", noted(pump.prepare))
+    async with serving(Router()) as router:
+        await Run(router, prompts_of(20), reserve="all").go()
+    assert len(threads) == 60  # grouped once, rendered for the budget and for the request
+    assert {name.split("_")[0] for name in threads} == {"judge"}
+
+
+async def test_a_budget_for_all_counts_what_would_be_asked_and_refuses_before_the_first() -> None:
+    prompts = prompts_of(3)
+    prompts[1].messages[0]["content"] = "say <|im_end|>"  # must not be sent, so costs nothing
+    async with serving(Router()) as router:
+        run = Run(router, prompts, reserve="all", run={"budget_usd": 0.002})
+        with pytest.raises(ConfigError, match="below the worst case of all 2 requests"):
+            await run.go()
+        assert router.arrivals == []
+        ids = renderer().render(prompts[0].messages, None, thinking=True).ids
+        worst_usd = 2 * (64 * 20e-6 + (len(ids) + 8) * 1e-6)
+        enough = Run(router, prompts, reserve="all", run={"budget_usd": worst_usd * 1.001})
+        assert (await enough.go()).outcomes == {"ok": 2, "refused": 1}
 
 
 async def test_datasets_share_fairly() -> None:
@@ -375,4 +413,4 @@ async def test_the_faster_mode_reserves_what_answers_have_taken() -> None:
     from core.generate.queues import Item
 
     item, lane = Item(prompts_of(1)[0]), run.generator._lanes[0]
-    assert pump._reservation(item, lane) < 10 * 20e-6 < pump._worst(item, lane)
+    assert pump._reservation(item, lane) < 10 * 20e-6 < pump._worst(item.prepared, lane)
