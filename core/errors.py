@@ -26,13 +26,18 @@ from contextlib import contextmanager
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_HALTED, EXIT_TRIPWIRE = 0, 1, 2, 3, 4
 
 
+def printable(text: str) -> str:
+    """Text from outside for one line: what a terminal would obey becomes a blank."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 class EyasError(Exception):
     """Base of every error that a person may read. `kind` is stable and machine-readable."""
 
     exit_code = EXIT_FAILED
 
     def __init__(self, message: str, kind: str = "") -> None:
-        super().__init__("".join(c if c.isprintable() else " " for c in message))
+        super().__init__(printable(message))
         self.kind = kind or type(self).__name__
 
 

@@ -12,7 +12,7 @@ import typer
 
 from core.commands import looks, probing, runs, tools
 from core.commands.common import app, console
-from core.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EyasError
+from core.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EyasError, printable
 
 __all__ = ["app", "looks", "main", "probing", "runs", "tools"]
 
@@ -55,5 +55,5 @@ def main(arguments: list[str]) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    typer.echo(f"eyas: {' '.join(message.split())}", err=True)
+    typer.echo(f"eyas: {printable(' '.join(message.split()))}", err=True)
     return code

@@ -9,7 +9,7 @@ import typer
 
 from core import config as cf
 from core.commands.common import AsJson, RunName, app, emit
-from core.errors import EXIT_DONE, EXIT_FAILED, ExportError, UsageError
+from core.errors import EXIT_DONE, EXIT_FAILED, ExportError, UsageError, printable
 from core.pipeline.doctor import examine
 from core.pipeline.setting import DEMO_CONFIG
 from core.render.source import tokenizer_dir
@@ -59,7 +59,7 @@ def lint(
 
     problems = find_problems(directory, engine, target)
     for problem in problems:
-        typer.echo(problem)
+        typer.echo(printable(problem))
     if not problems:
         typer.echo(f"{directory}: nothing that {engine} would misread")
     return EXIT_FAILED if problems else EXIT_DONE
@@ -81,7 +81,7 @@ def doctor(
         if as_json:
             emit(finding)
         else:
-            typer.echo(f"{finding.level:<4}  {finding.what:<22}  {finding.detail}")
+            typer.echo(printable(f"{finding.level:<4}  {finding.what:<22}  {finding.detail}"))
     return EXIT_FAILED if any(f.level == "fail" for f in findings) else EXIT_DONE
 
 

@@ -14,7 +14,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -35,6 +34,7 @@ from core.errors import (
     UsageError,
 )
 from core.gpu import HostSampler
+from core.halting import read_halt_file
 from core.journal import Journal
 from core.pipeline.child import StageChild
 from core.pipeline.generating import GenerateStage
@@ -338,8 +338,8 @@ class Engine:
 
     async def _watch_halt_file(self) -> None:
         while self.stopping is None:
-            if self.run.halt_file.exists():
-                self.halt("file", "HALT", _first_line(self.run.halt_file))
+            if (reason := read_halt_file(self.run.path)) is not None:
+                self.halt("file", "HALT", reason)
             await asyncio.sleep(HALT_POLL_S)
 
     async def _heartbeat(self) -> None:
@@ -392,12 +392,3 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"uid {uid}"
-
-
-def _first_line(path: Path) -> str:
-    """What whoever left the HALT file wrote into it: from outside, so printable and short."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")[:200]
-    except OSError:
-        return ""
-    return "".join(c for c in text.split("\n")[0] if c.isprintable())

@@ -79,9 +79,10 @@ class HttpClient:
 
     def __init__(self, base_url: str, headers: dict[str, str], connect_timeout_s: float) -> None:
         self.base_url = base_url.rstrip("/")
-        self.secrets = [
+        keys = [
             v.removeprefix("Bearer ") for n, v in headers.items() if n.lower() == "authorization"
         ]
+        self._secrets = [key for key in keys if len(key) >= 8]
         trace = aiohttp.TraceConfig()
         trace.on_request_headers_sent.append(_headers_sent)
         self._session = aiohttp.ClientSession(
@@ -100,12 +101,14 @@ class HttpClient:
         )
 
     def scrub(self, text: str) -> str:
-        for secret in self._long_secrets():
+        for secret in self._secrets:
             text = text.replace(secret, "[secret]")
         return text
 
-    def _long_secrets(self) -> list[str]:
-        return [secret for secret in self.secrets if len(secret) >= 8]
+    def _scrub_bytes(self, raw: bytes) -> bytes:
+        for secret in self._secrets:
+            raw = raw.replace(secret.encode(), b"[secret]")
+        return raw
 
     def clean(self, reply: base.Reply) -> base.Reply:
         """A server may quote the key back at us: nothing that is kept or shown may hold it. A
@@ -115,9 +118,7 @@ class HttpClient:
             failure.args = (words,)
         raw = reply.raw
         if isinstance(raw, bytes):
-            for secret in self._long_secrets():
-                raw = raw.replace(secret.encode(), b"[secret]")
-            return msgspec.structs.replace(reply, raw=pack_reply(raw))
+            return msgspec.structs.replace(reply, raw=pack_reply(self._scrub_bytes(raw)))
         if raw is not None and (text := self.scrub(raw)) != raw:
             return msgspec.structs.replace(reply, raw=text)
         return reply
@@ -187,7 +188,7 @@ class HttpClient:
                 timeout=CONTROL_TIMEOUT,
                 trace_request_ctx=None,
             ) as reply:
-                return reply.status, await reply.read()
+                return reply.status, self._scrub_bytes(await reply.read())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             text = self.scrub(f"{type(error).__name__}: {error}")
             raise ProviderError(

@@ -9,6 +9,8 @@ import pytest
 
 from core import cli
 from core.config import parse
+from core.halting import read_halt_file
+from core.pipeline.doctor import Check
 from core.store import (
     RunDir,
     Status,
@@ -69,6 +71,16 @@ def test_mistakes_are_one_line(
     assert said.err.startswith("eyas: ") and said.err.count("\n") == 1 and message in said.err
 
 
+def test_doctor_shows_what_servers_say_and_no_terminal_obeys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = [Check("ok", "sglang", "version=0.5\x1b]0;owned\x07\n\u202eevil")]
+    monkeypatch.setattr("core.commands.tools.examine", lambda config, base: said)
+    assert cli.main(["doctor"]) == 0
+    shown = capsys.readouterr().out.removesuffix("\n")
+    assert shown.isprintable() and shown.split()[2:] == ["version=0.5", "]0;owned", "evil"]
+
+
 def test_halt_reaches_another_host_through_the_file(
     run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,8 +88,19 @@ def test_halt_reaches_another_host_through_the_file(
     assert manifest is not None
     write_manifest(run, msgspec.structs.replace(manifest, boot_id="of another host"))
     assert cli.main(["halt", "alpha", "--reason", "smells"]) == 0
-    assert run.halt_file.read_text() == "smells\n"
+    assert run.halt_file.read_text() == "smells\n" and read_halt_file(run.path) == "smells"
     assert "HALT file left" in capsys.readouterr().out
+
+
+def test_the_reason_in_a_halt_file_is_one_short_printable_line(run: RunDir) -> None:
+    assert read_halt_file(run.path) is None
+    run.halt_file.write_bytes(b"\x1b[2Jloss \xff " + b"x" * 999 + b"\nmore")
+    said = read_halt_file(run.path)
+    assert said is not None and said.isprintable()
+    assert len(said) < 200 and said.startswith("[2Jloss \ufffd x")
+    run.halt_file.unlink()
+    run.halt_file.mkdir()  # not to be read, and still a halt
+    assert read_halt_file(run.path) == ""
 
 
 def test_json_for_programs(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:

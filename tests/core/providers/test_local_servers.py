@@ -97,6 +97,17 @@ async def complete(provider: base.Provider, lane: str | None = None) -> base.Rep
     return await provider.complete(request, base.Flight())
 
 
+async def test_no_answer_to_a_question_of_ours_holds_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SERVER_KEY", "sk-very-secret-key")
+    info = {**INFO, "version": "0.5 of sk-very-secret-key"}
+    config = {"sglang": {"urls": ["URL"], "api_key_env": "SERVER_KEY"}}
+    async with backend(Server(server_info=info), "sglang", config) as provider:
+        (line,) = await provider.preflight(SAMPLING)
+    assert "version=0.5 of [secret]" in line
+
+
 async def test_generate_sends_our_ids_and_returns_theirs() -> None:
     reply = {
         "text": "2",
