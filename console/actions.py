@@ -8,126 +8,69 @@ from textual.binding import Binding
 
 
 class Action(NamedTuple):
-    """`keys` as Textual spells them; `shown` as people do. `priority` keys work in every focus,
-    dialogs included.
+    """`keys` as Textual spells them; `key` and `word`: what people read instead of keys and name.
+    `priority` keys work in every focus, dialogs included.
     """
 
     name: str
     keys: str
-    shown: str
-    label: str
-    help: str
     group: str
+    help: str
+    key: str = ""
+    word: str = ""
     mutates: bool = False
     priority: bool = False
 
+    @property
+    def shown(self) -> str:
+        return self.key or self.keys
+
+    @property
+    def label(self) -> str:
+        return self.word or self.name
+
 
 ACTIONS: tuple[Action, ...] = (
-    Action(
-        "halt",
-        "f12,ctrl+x",
-        "F12",
-        "HALT",
-        "stop at once: no new request, nothing that arrived is lost. No question is asked",
-        "Run",
-        True,
-        True,
-    ),
-    Action(
-        "drain", "d", "d", "drain", "send nothing new, let what is in flight finish", "Run", True
-    ),
-    Action(
-        "resume",
-        "r",
-        "r",
-        "resume",
-        "go on after a halt (asks first: it spends money)",
-        "Run",
-        True,
-    ),
-    Action(
-        "sever",
-        "X",
-        "X",
-        "sever",
-        "after HALT: cut what still arrives (asks first: its cost stays uncertain)",
-        "Run",
-        True,
-    ),
-    Action("kill", "K", "K", "kill", "SIGTERM, then SIGKILL (asks for the run id)", "Run", True),
-    Action(
-        "abandon",
-        "A",
-        "A",
-        "abandon",
-        "never ask what is pending, settle the books (asks for the run id)",
-        "Run",
-        True,
-    ),
-    Action("pane(1)", "1", "1", "requests", "requests in flight, outcomes, rates", "Panes"),
-    Action("pane(2)", "2", "2", "providers", "each provider: load, latency, errors, cost", "Panes"),
-    Action("pane(3)", "3", "3", "spend", "spent, reserved, uncertain, burn, forecast", "Panes"),
-    Action("pane(4)", "4", "4", "host", "GPUs, or the machine", "Panes"),
-    Action(
-        "pane(5)", "5", "5", "training", "loss, accuracy of each draft step, acceptance", "Panes"
-    ),
-    Action("pane(6)", "6", "6", "quality", "verdicts, audit, errors", "Panes"),
-    Action("pane(7)", "7", "7", "log", "the log's end", "Panes"),
-    Action("zoom", "z,m", "z", "zoom", "the focused pane on the whole screen, and back", "Panes"),
-    Action(
-        "probe",
-        "p",
-        "p",
-        "probe",
-        "samples: tokens, verdict, difference to the local twin",
-        "Screens",
-    ),
-    Action(
-        "errors", "e", "e", "errors", "errors by provider and class, with an example", "Screens"
-    ),
-    Action("log", "l", "l", "log", "log, operators' commands, tripwires", "Screens"),
-    Action("chart", "c", "c", "chart", "loss and accuracy, large", "Screens"),
-    Action(
-        "summary",
-        "s",
-        "s",
-        "summary",
-        "what was made, what it cost, how exact, what it gains",
-        "Screens",
-    ),
-    Action("help", "question_mark,f1", "?", "help", "this page", "Screens"),
-    Action("back", "escape", "esc", "back", "back to where you came from", "Screens"),
-    Action("filter", "slash", "/", "filter", "show only matching rows", "View"),
-    Action("freeze", "space", "space", "freeze", "stop painting; data keeps arriving", "View"),
-    Action(
-        "faster",
-        "plus,equals_sign",
-        "+",
-        "faster",
-        "paint more often (up to 4 times a second)",
-        "View",
-    ),
-    Action("slower", "minus", "-", "slower", "paint less often", "View"),
-    Action(
-        "save_svg", "S", "S", "screenshot", "save the screen as SVG in the current folder", "View"
-    ),
-    Action("command_palette", "colon", ":", "palette", "find an action by name", "View"),
-    Action("detach", "q", "q", "detach", "leave the console; the run goes on", "Leave"),
-    Action(
-        "detach", "ctrl+q", "ctrl+q", "detach", "the same, in every focus", "Leave", False, True
-    ),
-    Action(
-        "hint",
-        "ctrl+c",
-        "ctrl+c",
-        "hint",
-        "says how to leave and how to halt",
-        "Leave",
-        False,
-        True,
-    ),
-    Action("hint", "ctrl+z", "ctrl+z", "hint", "the same", "Leave", False, True),
-)
+    Action("halt", "f12,ctrl+x", "Run",
+           "stop at once: no new request, nothing that arrived is lost. No question is asked",
+           key="F12", word="HALT", mutates=True, priority=True),
+    Action("drain", "d", "Run", "send nothing new, let what is in flight finish", mutates=True),
+    Action("resume", "r", "Run", "go on after a halt (asks first: it spends money)", mutates=True),
+    Action("sever", "X", "Run",
+           "after HALT: cut what still arrives (asks first: its cost stays uncertain)",
+           mutates=True),
+    Action("kill", "K", "Run", "SIGTERM, then SIGKILL (asks for the run id)", mutates=True),
+    Action("abandon", "A", "Run",
+           "never ask what is pending, settle the books (asks for the run id)", mutates=True),
+    Action("pane(1)", "1", "Panes", "requests in flight, outcomes, rates", word="requests"),
+    Action("pane(2)", "2", "Panes", "each provider: load, latency, errors, cost", word="providers"),
+    Action("pane(3)", "3", "Panes", "spent, reserved, uncertain, burn, forecast", word="spend"),
+    Action("pane(4)", "4", "Panes", "GPUs, or the machine", word="host"),
+    Action("pane(5)", "5", "Panes",
+           "loss, accuracy of each draft step, acceptance", word="training"),
+    Action("pane(6)", "6", "Panes", "verdicts, audit, errors", word="quality"),
+    Action("pane(7)", "7", "Panes", "the log's end", word="log"),
+    Action("zoom", "z,m", "Panes", "the focused pane on the whole screen, and back", key="z"),
+    Action("probe", "p", "Screens", "samples: tokens, verdict, difference to the local twin"),
+    Action("errors", "e", "Screens", "errors by provider and class, with an example"),
+    Action("log", "l", "Screens", "log, operators' commands, tripwires"),
+    Action("chart", "c", "Screens", "loss and accuracy, large"),
+    Action("summary", "s", "Screens", "what was made, what it cost, how exact, what it gains"),
+    Action("help", "question_mark,f1", "Screens", "this page", key="?"),
+    Action("back", "escape", "Screens", "back to where you came from", key="esc"),
+    Action("filter", "slash", "View", "show only matching rows", key="/"),
+    Action("freeze", "space", "View", "stop painting; data keeps arriving"),
+    Action("faster", "plus,equals_sign", "View",
+           "paint more often (up to 4 times a second)", key="+"),
+    Action("slower", "minus", "View", "paint less often", key="-"),
+    Action("save_svg", "S", "View",
+           "save the screen as SVG in the current folder", word="screenshot"),
+    Action("command_palette", "colon", "View", "find an action by name", key=":", word="palette"),
+    Action("detach", "q", "Leave", "leave the console; the run goes on"),
+    Action("detach", "ctrl+q", "Leave", "the same, in every focus", priority=True),
+    Action("hint", "ctrl+c", "Leave", "says how to leave and how to halt", priority=True),
+    Action("hint", "ctrl+z", "Leave", "the same", priority=True),
+)  # fmt: skip
 
 _COMMON = ("probe", "errors", "log", "zoom", "chart")
 RUNNING_FOOTER = ("halt", "detach", "help", "drain", *_COMMON, "kill", "freeze")

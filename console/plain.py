@@ -22,7 +22,7 @@ from console.summary import headline
 from console.widgets.line import Line, Part, plain
 from console.widgets.run_panes import providers
 from console.widgets.spark import spark
-from console.widgets.work_panes import audit_row
+from console.widgets.work_panes import AUDIT, audit_row
 from core import events as ev
 from core.errors import EXIT_DONE
 from core.journal import load_view
@@ -264,18 +264,7 @@ def show_audit(run: RunDir) -> int:
     if audit is None:
         out.print(Text("no audit yet: it runs after the samples are rebuilt"))
         return EXIT_DONE
-    columns = [
-        ("dataset", "<"),
-        ("provider", "<"),
-        ("arm", "<"),
-        ("n", ">"),
-        ("calls", ">"),
-        ("ref", ">"),
-        ("p", ">"),
-        ("schema", ">"),
-        ("args", ">"),
-        ("decision", "<"),
-    ]
+    columns = [(column.title, column.align) for column in AUDIT]
     out.print(grid("", columns, [audit_row(row) for row in audit.rows]))
     for row in audit.rows:
         if row.reason:

@@ -22,11 +22,12 @@ from core.journal import load_view
 from core.schema import Sample
 from core.store import RunDir, count_samples
 
+LISTED = 40
 EXCERPT = 12
 """Rows of a difference that a live probe shows round the first divergence."""
 
 
-def show_probe(run: RunDir, name: str = "", against: str = "", most: int = 40) -> int:
+def show_probe(run: RunDir, name: str = "", against: str = "") -> int:
     """`eyas probe RUN [SAMPLE] [--against SAMPLE]`: the list, headed by what a live probe saw, or
     one sample: its verdict, its difference to the twin, its tokens.
     """
@@ -40,8 +41,8 @@ def show_probe(run: RunDir, name: str = "", against: str = "", most: int = 40) -
     if run.probe.exists():
         show_live(out, run)
         return EXIT_DONE
-    rows = probe.rows_of(run, load_view(run).outcomes, most)
-    marks = [status.mark(status.VERDICT, r.verdict) for r in rows[:most]]
+    rows = probe.rows_of(run, load_view(run).outcomes, LISTED)
+    marks = [status.mark(status.VERDICT, r.verdict) for r in rows[:LISTED]]
     listed: list[list[Part]] = [
         [
             (mark.text, mark.style),

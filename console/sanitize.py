@@ -79,29 +79,27 @@ def width(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
 
 
-def cut(text: str, cells: int, mark: str = "…") -> str:
-    """At most `cells` cells, never half a character; `mark` shows that something was cut."""
+def cut(text: str, cells: int) -> str:
+    """At most `cells` cells, never half a character; `…` shows that something was cut."""
     if cells <= 0:
         return ""
     if width(text) <= cells:
         return text
-    room = cells - width(mark)
-    if room < 0:
-        return ""
+    room = cells - 1
     out: list[str] = []
     for char in text:
         room -= get_character_cell_size(char)
         if room < 0:
             break
         out.append(char)
-    return "".join(out) + mark
+    return "".join(out) + "…"
 
 
-def cell(text: str, cells: int, align: str = "<", mark: str = "…") -> str:
+def cell(text: str, cells: int, align: str = "<") -> str:
     """Hostile text as exactly `cells` cells: cleaned, cut, padded (`<` left, `>` right, `^`
     centre). Looks at no more of it than can be seen: a base character and its marks are three.
     """
-    shown = cut(clean(text[: 3 * (cells + 2)]), cells, mark)
+    shown = cut(clean(text[: 3 * (cells + 2)]), cells)
     gap = cells - width(shown)
     if align == ">":
         return " " * gap + shown

@@ -102,8 +102,7 @@ class Session:
         self._link = link
 
     def on_crashed(self, crashed: bool) -> None:
-        unfinished = self.state.view.state not in ("done", "failed", "halted", "tripped")
-        self.state.crashed = crashed and unfinished
+        self.state.crashed = crashed and self.state.view.state not in ev.ENDED
 
     # ── what the operator does ───────────────────────────────────────────────────────────────
 

@@ -31,23 +31,17 @@ class Series:
     """Rings of the numbers that become sparklines."""
 
     def __init__(self) -> None:
-        self.in_flight: deque[float] = deque(maxlen=HISTORY)
         self.done_per_min: deque[float] = deque(maxlen=HISTORY)
-        self.tokens_per_s: deque[float] = deque(maxlen=HISTORY)
         self.usd_per_min: deque[float] = deque(maxlen=HISTORY)
         self.cpu: deque[float] = deque(maxlen=HISTORY)
         self.net_rx: deque[float] = deque(maxlen=HISTORY)
         self.gpu_util: dict[int, deque[float | None]] = {}  # shares; None: not reported
         self.accuracy: list[deque[float]] = []
-        self.spent: deque[tuple[float, float]] = deque(maxlen=HISTORY)
 
     def add(self, event: ev.Event) -> None:
         if isinstance(event, ev.Stats):
-            self.in_flight.append(event.in_flight)
             self.done_per_min.append(event.done_per_min)
-            self.tokens_per_s.append(event.tokens_per_s)
             self.usd_per_min.append(event.usd_per_min)
-            self.spent.append((event.ts, event.spent_usd))
         elif isinstance(event, ev.Host):
             self.cpu.append(event.cpu_pct / 100)
             self.net_rx.append(event.net_rx_bytes_s)
@@ -64,15 +58,7 @@ class Series:
 
     def extend(self, newer: "Series") -> None:
         """Append what `newer` has seen since."""
-        for name in (
-            "in_flight",
-            "done_per_min",
-            "tokens_per_s",
-            "usd_per_min",
-            "cpu",
-            "net_rx",
-            "spent",
-        ):
+        for name in ("done_per_min", "usd_per_min", "cpu", "net_rx"):
             getattr(self, name).extend(getattr(newer, name))
         for index, ring in newer.gpu_util.items():
             self.gpu_util.setdefault(index, deque(maxlen=HISTORY)).extend(ring)
@@ -151,7 +137,7 @@ class ConsoleState:
 
     @property
     def finished(self) -> bool:
-        return self.state in ("done", "failed", "halted", "tripped", "crashed")
+        return self.crashed or self.view.state in ev.ENDED
 
     @property
     def stage(self) -> vw.StageView | None:

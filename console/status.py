@@ -47,7 +47,6 @@ VERDICT: dict[str, Mark] = {
 BREAKER: dict[str, Mark] = {
     "closed": Mark("●", "open for work", "ok"),
     "half_open": Mark("◐", "probing", "warn"),
-    "half-open": Mark("◐", "probing", "warn"),
     "open": Mark("▲", "paused", "error"),
 }
 

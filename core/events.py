@@ -12,6 +12,7 @@ import msgspec
 API_VERSION = 1
 
 State = Literal["starting", "running", "draining", "halting", "halted", "tripped", "done", "failed"]
+ENDED: tuple[State, ...] = ("halted", "tripped", "done", "failed")
 STAGES = ("generate", "reconstruct", "audit", "vocab", "extract", "train", "evaluate", "export")
 
 

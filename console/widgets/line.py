@@ -58,15 +58,15 @@ def fit(spans: Line, width: int, style: str = "text") -> Line:
     return tuple(out)
 
 
-def between(left: Line, right: Line, width: int, style: str = "text") -> Line:
+def between(left: Line, right: Line, width: int) -> Line:
     """`left` and `right` at the two edges; the right one wins when both do not fit."""
     gap = width - cells(left) - cells(right)
     if gap >= 1:
-        return (*left, Span(" " * gap, style), *right)
+        return (*left, Span(" " * gap), *right)
     room = width - cells(right) - 1
     if room < 4:
-        return fit(left, width, style)
-    return (*fit(left, room, style), Span(" ", style), *right)
+        return fit(left, width)
+    return (*fit(left, room), Span(" "), *right)
 
 
 class Column(NamedTuple):

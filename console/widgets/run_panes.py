@@ -20,10 +20,10 @@ def pair(label: str, value: str, width: int, style: str = "text") -> Line:
     return fit(between(line((label, "dim")), line((value, style)), near), width)
 
 
-def two(left: Line, right: Line, width: int, gap: int = 3) -> Line:
-    """Two columns of equal width."""
-    half = (width - gap) // 2
-    return (*fit(left, half), *line(" " * gap), *fit(right, width - half - gap))
+def two(left: Line, right: Line, width: int) -> Line:
+    """Two columns of equal width, three cells between them."""
+    half = (width - 3) // 2
+    return (*fit(left, half), *line("   "), *fit(right, width - half - 3))
 
 
 def live(state: ConsoleState) -> bool:

@@ -27,23 +27,21 @@ def spark(
     width: int,
     height: int = 1,
     log: bool = False,
-    floor: float | None = 0.0,
     top: float | None = None,
     stretch: bool = False,
 ) -> list[str]:
-    """`height` strings of `width` cells, newest value at the right. `floor`, `top` None: the
-    values' own extremes. `stretch`: few values fill the width.
+    """`height` strings of `width` cells, newest value at the right, from zero (`log`: from the
+    lowest) to `top` or the highest. `stretch`: few values fill the width.
     """
     finite = [v for v in values if math.isfinite(v)]
     if not finite or width <= 0:
         return [" " * max(width, 0)] * height
     if log:
         finite = [math.log10(max(v, 1e-12)) for v in finite]
-        floor = None
     shown = resample(finite, width)
     if stretch and len(shown) < width:
         shown = [shown[i * len(shown) // width] for i in range(width)]
-    low = min(shown) if floor is None else floor
+    low = min(shown) if log else 0.0
     span = max((max(shown) if top is None else top) - low, 1e-12)
     steps = 8 * height
     levels = [max(1, min(steps, round((v - low) / span * (steps - 1)) + 1)) for v in shown]

@@ -14,6 +14,7 @@ import msgspec
 
 from core.config import Backend, Config, Dataset, load
 from core.errors import UsageError
+from core.events import ENDED
 from core.halting import HaltError, engine_pid, halt_now
 from core.pipeline.launch import LaunchError, Start, launch, prepare_new
 from core.pipeline.setting import DEMO_CONFIG, resolve
@@ -36,7 +37,7 @@ from core.store import (
 PREFIX = "probe-"
 FREE_DISK_BYTES = 64 << 20
 """A few replies; the config's own limit is that of a whole run."""
-ENDED = ("done", "halted", "tripped", "failed", "crashed")
+STOPPED = (*ENDED, "crashed")
 POLL_S = 0.05
 GRACE_S = 30.0
 """Above the requests' own timeouts: start, look-ups of bills, rebuilding."""
@@ -140,7 +141,7 @@ def carry_out(start: Start, stopped: "Stopped") -> Status:
     config = start.run.load_config()
     patience = Patience(start.run, config, time.monotonic())
     done = 0
-    while (status := observed_status(start.run)).state not in ENDED or engine_pid(start.run.path):
+    while (status := observed_status(start.run)).state not in STOPPED or engine_pid(start.run.path):
         waited_for = patience.exhausted(status, time.monotonic())
         if waited_for:
             stopped.count += 1

@@ -103,7 +103,7 @@ def test_sparklines() -> None:
     assert spark([], 4, 2) == ["    ", "    "]
     assert spark([1.0], 3) == ["  █"]
     assert spark([0.5, 0.5], 2, top=1.0) == ["▅▅"]
-    assert spark([1, 2], 4, stretch=True, floor=None) == ["▁▁██"]
+    assert spark([1, 10], 4, stretch=True, log=True) == ["▁▁██"]
     tall = spark([1, 16], 2, 2)
     assert tall == [" █", "▂█"]
     assert spark([10, 1, 0.1], 3, log=True) == ["█▅▁"]

@@ -73,9 +73,11 @@ async def test_attach_gives_snapshot_history_and_events(engine: Engine) -> None:
     await until(lambda: len(session.state.series.cpu) > 10, "the history was read")
     assert session.state.link == "live"
     assert session.state.view.stats is not None
-    engine.journal.emit(msgspec.structs.replace(session.state.view.stats, seq=0, in_flight=3))
+    engine.journal.emit(
+        msgspec.structs.replace(session.state.view.stats, seq=0, in_flight=3, done_per_min=77.0)
+    )
     await until(lambda: session.state.view.stats.in_flight == 3, "an event came")  # type: ignore[union-attr]
-    assert session.state.series.in_flight[-1] == 3
+    assert session.state.series.done_per_min[-1] == 77.0
     await session.stop()
     await until(lambda: engine.server.consoles == 0, "the engine noticed the leave")
 

@@ -61,7 +61,7 @@ def test_history_from_before_the_snapshot_comes_first() -> None:
     for event in events[150:]:
         late.apply(event, 1.0)
     late.recall(events[:150])
-    assert list(late.series.tokens_per_s) == list(whole.series.tokens_per_s)
+    assert list(late.series.usd_per_min) == list(whole.series.usd_per_min)
     assert list(late.series.cpu) == list(whole.series.cpu)
     assert late.log_lines() == whole.log_lines()
 
