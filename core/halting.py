@@ -17,8 +17,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from core.errors import printable
-
 RUNS_ENV = "EYAS_RUNS"
 MAX_SOCKET_PATH_BYTES = 100  # sun_path holds 108 with its NUL; some systems 104
 ACK_TIMEOUT_S = 2.0
@@ -169,18 +167,6 @@ def write_halt_file(run_path: Path, reason: str = "") -> None:
     (run_path / "HALT").write_text(reason + "\n", encoding="utf-8")
 
 
-def read_halt_file(run_path: Path) -> str | None:
-    """Its first line, which whoever left it wrote: printable and short. None: there is no such
-    file."""
-    try:
-        text = (run_path / "HALT").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return None
-    except OSError:
-        return ""
-    return printable(text.split("\n")[0][:200]).strip()
-
-
 def halt_now(run_path: Path, sever: bool = False, reason: str = "", client: str = "halt") -> str:
     """HALT by file and by socket. Returns the state that the engine acknowledged, or "" when only
     the file could be left (another host, a hung engine). Raises HaltError when neither worked."""
@@ -266,7 +252,8 @@ def boot_id() -> str:
 
 
 def _refuse(message: str, code: int) -> int:
-    sys.stderr.write(f"eyas: {printable(message)}\n")
+    """One line, in which what a terminal would obey is a blank."""
+    sys.stderr.write(f"eyas: {''.join(c if c.isprintable() else ' ' for c in message)}\n")
     return code
 
 

@@ -34,7 +34,6 @@ from core.errors import (
     UsageError,
 )
 from core.gpu import HostSampler
-from core.halting import read_halt_file
 from core.journal import Journal
 from core.pipeline.child import StageChild
 from core.pipeline.generating import GenerateStage
@@ -56,6 +55,7 @@ from core.render.tokenizer import TokenizerLike
 from core.schema import Prompt
 from core.store import Reserve, RunDir, Status, make_manifest, write_manifest, write_status
 from core.store.linefile import full_disk_named
+from core.store.rundir import read_halt_file
 
 HALT_POLL_S = 0.1
 HEARTBEAT_S = 1.0
@@ -338,7 +338,7 @@ class Engine:
 
     async def _watch_halt_file(self) -> None:
         while self.stopping is None:
-            if (reason := read_halt_file(self.run.path)) is not None:
+            if (reason := read_halt_file(self.run)) is not None:
                 self.halt("file", "HALT", reason)
             await asyncio.sleep(HALT_POLL_S)
 

@@ -17,8 +17,8 @@ from typing import TypeVar
 import msgspec
 
 from core.config import Config, config_hash, dump, load
-from core.errors import StoreError, UsageError
-from core.events import API_VERSION
+from core.errors import StoreError, UsageError, printable
+from core.events import API_VERSION, ENDED
 from core.halting import (
     HaltError,
     boot_id,
@@ -76,6 +76,18 @@ class RunDir:
     def load_config(self) -> Config:
         """The resolved config that the run was started with."""
         return load(self.config_toml)
+
+
+def read_halt_file(run: RunDir) -> str | None:
+    """Its first line, which whoever left it wrote: printable and short. None: there is no such
+    file."""
+    try:
+        text = run.halt_file.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return ""
+    return printable(text.split("\n")[0][:200]).strip()
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,7 +191,7 @@ def observed_status(run: RunDir, now: float | None = None) -> Status:
     unfinished run's engine is dead on this boot, `stale` when its heartbeat (another host) is older
     than 15 s."""
     status = read_status(run) or Status(run_id=run.run_id)
-    if status.state in ("halted", "tripped", "done", "failed"):
+    if status.state in ENDED:
         return status
     manifest = read_manifest(run)
     same_boot = manifest is not None and manifest.boot_id == boot_id()

@@ -9,7 +9,6 @@ import pytest
 
 from core import cli
 from core.config import parse
-from core.halting import read_halt_file
 from core.pipeline.doctor import Check
 from core.store import (
     RunDir,
@@ -19,6 +18,7 @@ from core.store import (
     write_manifest,
     write_status,
 )
+from core.store.rundir import read_halt_file
 
 
 @pytest.fixture
@@ -88,19 +88,19 @@ def test_halt_reaches_another_host_through_the_file(
     assert manifest is not None
     write_manifest(run, msgspec.structs.replace(manifest, boot_id="of another host"))
     assert cli.main(["halt", "alpha", "--reason", "smells"]) == 0
-    assert run.halt_file.read_text() == "smells\n" and read_halt_file(run.path) == "smells"
+    assert run.halt_file.read_text() == "smells\n" and read_halt_file(run) == "smells"
     assert "HALT file left" in capsys.readouterr().out
 
 
 def test_the_reason_in_a_halt_file_is_one_short_printable_line(run: RunDir) -> None:
-    assert read_halt_file(run.path) is None
+    assert read_halt_file(run) is None
     run.halt_file.write_bytes(b"\x1b[2Jloss \xff " + b"x" * 999 + b"\nmore")
-    said = read_halt_file(run.path)
+    said = read_halt_file(run)
     assert said is not None and said.isprintable()
     assert len(said) < 200 and said.startswith("[2Jloss \ufffd x")
     run.halt_file.unlink()
     run.halt_file.mkdir()  # not to be read, and still a halt
-    assert read_halt_file(run.path) == ""
+    assert read_halt_file(run) == ""
 
 
 def test_json_for_programs(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
