@@ -375,16 +375,14 @@ class Client:
             await self._writer.wait_closed()
 
 
-async def connect(
-    run: RunDir | str, role: Role = "viewer", client: str = "", from_seq: int = 0
-) -> Client:
+async def connect(run: RunDir | str, role: Role = "viewer", client: str = "") -> Client:
     """Attach to a running engine. Raises UsageError (no such run) or ControlError (no engine
     answers)."""
     run = find_run(run) if isinstance(run, str) else run
     path = recorded_socket_path(run.path)
     try:
         reader, writer = await asyncio.open_unix_connection(path, limit=MAX_MESSAGE_BYTES)
-        hello = Hello(role=role, client=client, from_seq=from_seq)
+        hello = Hello(role=role, client=client)
         writer.write(msgspec.json.encode({"hello": hello}) + b"\n")
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             line = await reader.readline()

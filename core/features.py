@@ -32,6 +32,7 @@ from core.schema import FeatureRef
 from core.store import write_atomic
 
 CAPTURED = 4
+OPEN_SHARDS = 64
 BYTES_PER_TOKEN_BESIDE_STATES = 4 + 1 + 4 + 4
 """token id int32, mask byte, log-probability float32, argmax int32."""
 _PARTS = ("states", "ids", "mask", "logprob", "top1")
@@ -218,7 +219,7 @@ class FeatureWriter:
 class FeatureReader:
     """Memory-mapped access to finished shards. `refs`: one a sample, in index order."""
 
-    def __init__(self, directory: Path, open_shards: int = 64) -> None:
+    def __init__(self, directory: Path) -> None:
         meta = directory / "meta.json"
         if not meta.exists():
             raise StoreError(
@@ -228,7 +229,7 @@ class FeatureReader:
             self.meta = msgspec.json.decode(meta.read_bytes(), type=FeatureMeta)
         newest = {ref.sample_id: ref for ref in _read_index(directory / "index.jsonl")}
         self.refs = list(newest.values())
-        self._directory, self._open_shards = directory, open_shards
+        self._directory = directory
         self._handles: OrderedDict[str, Any] = OrderedDict()
 
     def load(self, ref: FeatureRef, verify: bool = False) -> FeatureRow:
@@ -269,7 +270,7 @@ class FeatureReader:
         with _intact(self._directory / name):
             handle = safe_open(self._directory / name, framework="pt")
         self._handles[name] = handle
-        if len(self._handles) > self._open_shards:
+        if len(self._handles) > OPEN_SHARDS:
             self._handles.popitem(last=False)
         return handle
 

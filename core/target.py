@@ -117,7 +117,7 @@ class TargetHead:
         )
 
 
-def load_head(directory: Path, dtype: torch.dtype = torch.float32) -> TargetHead:
+def load_head(directory: Path) -> TargetHead:
     """Read three tensors of a checkpoint; a tied output matrix is the embedding."""
     config = text_config(directory)
     where = _weight_files(directory)
@@ -127,7 +127,7 @@ def load_head(directory: Path, dtype: torch.dtype = torch.float32) -> TargetHead
             for name, path in where.items():
                 if name == ending or name.endswith("." + ending):
                     with safe_open(path, framework="pt") as f:
-                        tensor: torch.Tensor = f.get_tensor(name).to(dtype)
+                        tensor: torch.Tensor = f.get_tensor(name).float()
                         return tensor
         return None
 
@@ -224,44 +224,17 @@ class Target:
         return logits_NV
 
     @torch.no_grad()
-    def greedy(
-        self,
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: int,
-        eos: Sequence[int],
-        batch: int = 16,
-    ) -> list[list[int]]:
-        """Plain greedy replies, end token included, in the order of `prompts`. Prompts of equal
-        length share a batch, so no row is ever padded and every row sees exactly what it would see
-        alone."""
-        by_length: dict[int, list[int]] = {}
-        for index, prompt in enumerate(prompts):
-            by_length.setdefault(len(prompt), []).append(index)
-        replies: list[list[int]] = [[] for _ in prompts]
-        for indices in by_length.values():
-            for start in range(0, len(indices), batch):
-                group = indices[start : start + batch]
-                done = self._greedy([prompts[i] for i in group], max_new_tokens, eos)
-                for index, reply in zip(group, done, strict=True):
-                    replies[index] = reply
-        return replies
-
-    def _greedy(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, eos: Sequence[int]
-    ) -> list[list[int]]:
-        cache, stop = DynamicCache(), set(eos)
-        ids_BT = torch.tensor([list(p) for p in prompts], device=self.device)
-        replies: list[list[int]] = [[] for _ in prompts]
-        open_rows = set(range(len(prompts)))
-        while open_rows:
-            out = self._decoder(input_ids=ids_BT, use_cache=True, **{self._cache_argument: cache})
-            next_B = self._output(out.last_hidden_state[:, -1]).argmax(-1)
-            for row in sorted(open_rows):
-                replies[row].append(int(next_B[row]))
-                if replies[row][-1] in stop or len(replies[row]) >= max_new_tokens:
-                    open_rows.discard(row)
-            ids_BT = next_B[:, None]
-        return replies
+    def greedy(self, prompt: Sequence[int], max_new_tokens: int, eos: Sequence[int]) -> list[int]:
+        """A plain greedy reply, end token included."""
+        cache, reply = DynamicCache(), list[int]()
+        ids_1T = torch.tensor([list(prompt)], device=self.device)
+        while True:
+            out = self._decoder(input_ids=ids_1T, use_cache=True, **{self._cache_argument: cache})
+            next_1 = self._output(out.last_hidden_state[:, -1]).argmax(-1)
+            reply.append(int(next_1[0]))
+            if reply[-1] in eos or len(reply) >= max_new_tokens:
+                return reply
+            ids_1T = next_1[:, None]
 
     @contextmanager
     def _hooks(self) -> Iterator[dict[int, torch.Tensor]]:

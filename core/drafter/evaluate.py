@@ -133,7 +133,7 @@ class Evaluation:
         out = []
         for done, (dataset, prompt) in enumerate(chosen):
             self._stop_check()
-            (ids,) = self.target.greedy([prompt], self.config.eval.max_new_tokens, self.eos)
+            ids = self.target.greedy(prompt, self.config.eval.max_new_tokens, self.eos)
             out.append(Reply(dataset, prompt, ids))
             emit(_progress(done + 1, 2 * len(chosen), "greedy replies"))
         return out

@@ -43,13 +43,12 @@ def score(
     n: int,
     temperature: float,
     seed: int = 0,
-    families: Sequence[str] = (),
     as_text: bool = False,
 ) -> list[Score]:
     """One Score a family in the corpus's order, then the sum as `all`. Temperature 0 is greedy."""
     renderer = load_renderer(directory, VARIANT)
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    chosen = list(examples("heldout", seed, families, limit=n))
+    chosen = list(examples("heldout", seed, limit=n))
     prompts = [prompt_ids(example, renderer, as_text) for example in chosen]
     torch.manual_seed(seed)
     completions = sample(model, prompts, temperature, renderer)

@@ -27,6 +27,7 @@ from core.store.linefile import FULL_ERRNOS, LineFile, Reserve
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+FSYNC_S = 0.2
 READ_BYTES = 1 << 18
 """Lines are 25 kB: with Python's own buffer of 8 kB finding their ends takes as long as decoding
 their heads."""
@@ -121,7 +122,6 @@ class Appender:
     def __init__(
         self,
         path: Path,
-        fsync_interval_s: float = 0.2,
         reserve: Reserve | None = None,
         on_full: Callable[[], None] | None = None,
     ) -> None:
@@ -131,7 +131,6 @@ class Appender:
         self._file = LineFile(path, reserve)
         self._reserve = reserve
         self._on_full = on_full
-        self._interval_s = fsync_interval_s
         self._condition = threading.Condition()
         self._queue: list[_Item] = []
         self._replies: Replies | None = None
@@ -146,7 +145,7 @@ class Appender:
 
     async def append(self, record: Any, durable: bool = False) -> None:
         """Return when the record's line is in the file (`durable`: and fsynced, at most
-        `fsync_interval_s` later). Raises DiskFull (the record is kept, see above) or StoreError.
+        FSYNC_S later). Raises DiskFull (the record is kept, see above) or StoreError.
         Cancelling the wait does not undo it."""
         loop = asyncio.get_running_loop()
         if self._replies is None or self._replies.loop is not loop:
@@ -206,7 +205,7 @@ class Appender:
     def _sync_wait_s(self) -> float | None:
         if not self._dirty:
             return None
-        return max(0.0, self._last_sync + self._interval_s - time.monotonic())
+        return max(0.0, self._last_sync + FSYNC_S - time.monotonic())
 
     def _write(self, batch: list[_Item]) -> None:
         lines, items = self._held, []

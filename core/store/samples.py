@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ROWS_PER_FILE = 20_000
 ROWS_PER_BATCH = 1_024
+MOST_FOUND = 16
 JSON_COLUMNS = {"calls": list[ToolCall], "segments": list[Segment], "habits": dict[str, bool]}
 _EMPTY: dict[str, Any] = {
     "prompt_id": "",
@@ -128,10 +129,9 @@ def read_samples(run: RunDir, columns: list[str] | None = None) -> Iterator[Samp
                     yield _sample(row)
 
 
-def find_samples(
-    run: RunDir, column: str, value: str, prefix: bool = False, most: int = 16
-) -> list[Sample]:
-    """Whole samples by a text column, or by its beginning, in file order. Only that column is read
+def find_samples(run: RunDir, column: str, value: str, prefix: bool = False) -> list[Sample]:
+    """Whole samples by a text column, or by its beginning, in file order, MOST_FOUND of them at
+    most. Only that column is read
     of the row groups that hold none: one of 83,000 samples takes tens of milliseconds. Raises
     StoreError."""
     import pyarrow.compute as pc
@@ -146,7 +146,7 @@ def find_samples(
                 hits = pc.starts_with(texts, value) if prefix else pc.equal(texts, value)
                 if not pc.any(hits).as_py():
                     continue
-                rows = file.read_row_group(group).filter(hits).slice(0, most - len(found))
+                rows = file.read_row_group(group).filter(hits).slice(0, MOST_FOUND - len(found))
                 # Ids by numpy: pyarrow's own way holds the interpreter for a second on 2 MB.
                 ids = [row.values.to_numpy().tolist() for row in rows["token_ids"]]
                 plain = rows.drop_columns("token_ids").to_pylist()
@@ -154,7 +154,7 @@ def find_samples(
                     _sample({**row, "token_ids": of_row})
                     for row, of_row in zip(plain, ids, strict=True)
                 ]
-                if len(found) >= most:
+                if len(found) >= MOST_FOUND:
                     return found
     return found
 

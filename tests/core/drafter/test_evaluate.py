@@ -26,7 +26,7 @@ from core.store import RunDir
 from core.target import Target
 
 from .brute import Brute
-from .conftest import EOS, VOCAB, Recorder, tiny_drafter, tiny_llama
+from .conftest import VOCAB, Recorder, tiny_drafter, tiny_llama
 from .test_columns_and_masks import case
 
 
@@ -98,12 +98,12 @@ def test_walk_equals_real_decoding_step_for_step(double: bool):
     drafter = train_a_little(target)
     torch.manual_seed(5)
     prompts = [torch.randint(6, VOCAB, (2 + i,)).tolist() for i in range(4)]
-    plain_long = [target.greedy([p], 24, [])[0] for p in prompts]
+    plain_long = [target.greedy(p, 24, []) for p in prompts]
     seen, accepted = set(), 0
     for prompt, free in zip(prompts, plain_long, strict=True):
         for limit in (1, 2, 7, 24):
             for stop in ([], [free[9], free[17]]):
-                (plain,) = target.greedy([prompt], limit, stop)
+                plain = target.greedy(prompt, limit, stop)
                 ids, taken = Speculator(target, drafter, 3).decode(prompt, limit, stop)
                 assert ids == plain
                 text = torch.tensor(prompt + plain)
@@ -131,7 +131,7 @@ def train_a_little(target: Target) -> Drafter:
     torch.manual_seed(5)
     prompts = [torch.randint(6, VOCAB, (2 + i,)).tolist() for i in range(8)]
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=5e-3)
-    rows = [torch.tensor(p + target.greedy([p], 30, [])[0]) for p in prompts[::2]]
+    rows = [torch.tensor(p + target.greedy(p, 30, [])) for p in prompts[::2]]
     batches = []
     for prompt, ids_T in zip(prompts[::2], rows, strict=True):
         states = target.capture(ids_T[None])
@@ -252,8 +252,11 @@ def test_stage_refusals(run_dir: RunDir, trained, make_config, tmp_path):
     assert not run.eval.exists()
 
 
-def test_greedy_batches_equal_rows_alone(target: Target):
-    prompts = [[7, 8, 9], [20, 21], [30, 31, 32], [7, 8, 9]]
-    together = target.greedy(prompts, 10, [EOS])
-    assert together == [target.greedy([p], 10, [EOS])[0] for p in prompts]
-    assert together[0] == together[3]
+def test_greedy_takes_the_likeliest_token_until_an_end_or_the_limit(target: Target):
+    prompt = [7, 8, 9]
+    reply = target.greedy(prompt, 10, [])
+    assert len(reply) == 10
+    for n, token in enumerate(reply):
+        seen = torch.tensor([[*prompt, *reply[:n]]])
+        assert token == int(target.logits(target.capture(seen)[0, -1:, 3]).argmax())
+    assert target.greedy(prompt, 10, [reply[4]]) == reply[: reply.index(reply[4]) + 1]
