@@ -12,10 +12,9 @@ from core.reconstruct import StopOffsets, judge, read_reply
 from core.render.base import Renderer
 from core.render.source import renderer_of
 from core.render.tokenizer import TokenizerLike
-from core.schema import Prompt, Rollout, Sample, SpendLine, reply_text
+from core.schema import CLOSING, Prompt, Rollout, Sample, SpendLine, reply_text
 from core.store import RunDir, Status, read_jsonl, read_samples
 
-CLOSING = ("billed", "looked_up", "uncertain", "free")
 FORMS = ("none", "structured", "raw markers", "structured and raw markers", "by ids")
 MARKERS = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
 

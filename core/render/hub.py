@@ -55,13 +55,18 @@ def hub_name(text: str) -> HubName | None:
 
 
 def cached(name: HubName, files: tuple[str, ...]) -> Path | None:
-    """The folder with the files, without any network; None when one that is needed is missing."""
+    """The folder with the files, without any network; None when one that is needed is missing.
+    Raises TokenizerError, as `download` does: what was refused once lies in the cache."""
     from huggingface_hub import try_to_load_from_cache
 
     found = [
         try_to_load_from_cache(name.repo, file, revision=name.revision) for file in files[:NEEDED]
     ]
-    return Path(found[0]).parent if all(isinstance(f, str) for f in found) else None  # type: ignore[arg-type]
+    if not all(isinstance(f, str) for f in found):
+        return None
+    folder = Path(str(found[0])).parent
+    _refuse_other(name._replace(revision=folder.name), folder, files)
+    return folder
 
 
 def download(name: HubName, files: tuple[str, ...]) -> Path:
@@ -76,15 +81,20 @@ def download(name: HubName, files: tuple[str, ...]) -> Path:
     at_commit = name._replace(revision=first.parent.name)
     for i, file in enumerate(files[1:], 1):
         _fetched(at_commit, file, needed=i < NEEDED)
-    if name.repo in REVISIONS and files is KIMI_FILES:
-        found = hashlib.sha256(first.read_bytes()).hexdigest()
-        if found != KIMI_SHA256:
-            raise TokenizerError(
-                f"{at_commit}: tiktoken.model has sha256 {found[:12]}, Kimi's has"
-                f" {KIMI_SHA256[:12]}; do not use it",
-                kind="tokenizer_mismatch",
-            )
+    _refuse_other(at_commit, first.parent, files)
     return first.parent
+
+
+def _refuse_other(at_commit: HubName, folder: Path, files: tuple[str, ...]) -> None:
+    if at_commit.repo not in REVISIONS or files is not KIMI_FILES:
+        return
+    found = hashlib.sha256((folder / files[0]).read_bytes()).hexdigest()
+    if found != KIMI_SHA256:
+        raise TokenizerError(
+            f"{at_commit}: tiktoken.model has sha256 {found[:12]}, Kimi's has"
+            f" {KIMI_SHA256[:12]}; do not use it",
+            kind="tokenizer_mismatch",
+        )
 
 
 def _refuse_unreachable(name: HubName) -> None:
@@ -100,8 +110,8 @@ def _refuse_unreachable(name: HubName) -> None:
         return  # it answers
     except (OSError, ValueError) as e:
         raise TokenizerError(
-            f"{name}: the hub {ENDPOINT} cannot be reached ({_reason(e)}); fetch it where there is"
-            " a network, and name the folder"
+            f"{name}: the hub {_public(ENDPOINT)} cannot be reached ({_reason(e)}); fetch it where"
+            " there is a network, and name the folder"
         ) from e
 
 
@@ -123,4 +133,10 @@ def _reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).split("\n") if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    said = f": {_public(lines[0])[:200]}" if lines else ""
+    return type(error).__name__ + said
+
+
+def _public(text: str) -> str:
+    """Without the passwords and signatures that addresses may hold."""
+    return re.sub(r"(?<=://)[^\s/@]*@|\?\S*", "", text)

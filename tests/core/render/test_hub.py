@@ -56,15 +56,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         hub.asked.append((self.command, revision, file))
         repo = hub.repos.get(f"{owner}/{name}")
         data = None if repo is None else repo.get(file)
+        commit = hub.commit if revision == "main" else revision
         if data is None:
             self.send_response(404)
             self.send_header("X-Error-Code", "RepoNotFound" if repo is None else "EntryNotFound")
-            self.send_header("X-Repo-Commit", hub.commit)
+            self.send_header("X-Repo-Commit", commit)
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
         self.send_response(200)
-        self.send_header("X-Repo-Commit", hub.commit if revision == "main" else revision)
+        self.send_header("X-Repo-Commit", commit)
         self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -165,6 +166,14 @@ def test_no_network_is_one_line(tmp_path: Path) -> None:
     assert "refused" in done.stderr
 
 
+def test_passwords_and_signatures_of_addresses_are_not_shown(tmp_path: Path) -> None:
+    mirror = "http://me:hush@127.0.0.1:9?signature=hush"
+    words = (*ENCODE, "acme/small", "--download")
+    done = eyas(None, tmp_path, *words, stdin=ASK, HF_ENDPOINT=mirror)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "http://127.0.0.1:9 cannot be reached" in done.stderr and "hush" not in done.stderr
+
+
 def test_offline_mode_is_obeyed(hub: Hub, tmp_path: Path) -> None:
     done = eyas(hub, tmp_path, *ENCODE, "acme/small", "--download", stdin=ASK, HF_HUB_OFFLINE="1")
     assert (done.returncode, done.stderr.count("\n"), hub.asked) == (2, 1, [])
@@ -173,9 +182,11 @@ def test_offline_mode_is_obeyed(hub: Hub, tmp_path: Path) -> None:
 
 def test_another_vocabulary_under_kimi_s_name_is_refused(hub: Hub, tmp_path: Path) -> None:
     hub.repos["moonshotai/Kimi-K2.5"] = small()
-    done = eyas(hub, tmp_path, *ENCODE, "moonshotai/Kimi-K2.5", "--download", stdin=ASK)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "tiktoken.model has sha256" in done.stderr and "b6c497a7469b" in done.stderr
+    ask = (*ENCODE, "moonshotai/Kimi-K2.5")
+    for network, words in ((hub, (*ask, "--download")), (None, ask)):  # fetched, then found
+        done = eyas(network, tmp_path, *words, stdin=ASK)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "tiktoken.model has sha256" in done.stderr and "b6c497a7469b" in done.stderr
 
 
 @needs_kimi
