@@ -113,14 +113,20 @@ def length_buckets(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]
     return batches
 
 
+def padded(rows: Sequence[Fitted]) -> torch.Tensor:
+    """[B, T] ids, padded on the right."""
+    ids_BT = torch.zeros(len(rows), max(len(row.ids) for row in rows), dtype=torch.long)
+    for b, row in enumerate(rows):
+        ids_BT[b, : len(row.ids)] = torch.from_numpy(row.ids)
+    return ids_BT
+
+
 def capture_rows(
     target: Target, rows: Sequence[Fitted], store: torch.dtype
 ) -> list[FeatureRow | CaptureError]:
     """States, log-probabilities and argmax of a batch; a row with a non-finite state is an error in
     its place."""
-    ids_BT = torch.zeros(len(rows), max(len(row.ids) for row in rows), dtype=torch.long)
-    for b, row in enumerate(rows):
-        ids_BT[b, : len(row.ids)] = torch.from_numpy(row.ids)
+    ids_BT = padded(rows)
     states_BTCH = target.capture(ids_BT)
     check_rows("batch", ids_BT.shape[1], states_BTCH.shape[1])
     out: list[FeatureRow | CaptureError] = []
@@ -177,9 +183,7 @@ def check_batch_against_single(target: Target, rows: Sequence[Fitted], dtype: st
     alone."""
     shortest = min(range(len(rows)), key=lambda b: len(rows[b].ids))
     length = len(rows[shortest].ids)
-    ids_BT = torch.zeros(len(rows), max(len(row.ids) for row in rows), dtype=torch.long)
-    for b, row in enumerate(rows):
-        ids_BT[b, : len(row.ids)] = torch.from_numpy(row.ids)
+    ids_BT = padded(rows)
     together = target.capture(ids_BT)[shortest, :length]
     alone = target.capture(ids_BT[shortest : shortest + 1, :length])[0]
     gap = float((together - alone).abs().max() / alone.abs().max().clamp_min(1e-30))

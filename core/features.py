@@ -208,7 +208,7 @@ class FeatureWriter:
         temporary = self._directory / f".{name}.tmp"
         with disk_boundary(self._directory / name):
             save_file(tensors, temporary, metadata={"refs": msgspec.json.encode(refs).decode()})
-            _fsync(temporary)
+            fsync(temporary)
             temporary.replace(self._directory / name)
             _append_lines(self._directory / "index.jsonl", refs)
         self.bytes_written += (self._directory / name).stat().st_size
@@ -381,7 +381,7 @@ def _append_lines(path: Path, refs: list[FeatureRef]) -> None:
         os.fsync(f.fileno())
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

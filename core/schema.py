@@ -292,6 +292,11 @@ class FeatureRef(Record, frozen=True, kw_only=True):
     ids_crc: int = 0
 
 
+SERVED_SHARE = 0.8
+"""Really decoding below this share of the walk's acceptance length is a fault of serving, not of
+training (case C69)."""
+
+
 class AcceptanceCounts(Record, frozen=True, kw_only=True):
     """Counts first, ratios last. `accepted_by_position[i]`: steps whose first i+1 drafts were all
     right."""

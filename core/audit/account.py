@@ -15,15 +15,13 @@ from core.audit.record import AuditReport, load_audit
 from core.audit.traits import provider_of
 from core.errors import StoreError
 from core.journal import load_view
-from core.schema import AcceptanceCounts, SpendLine
+from core.schema import SERVED_SHARE, AcceptanceCounts, SpendLine
 from core.store import RunDir, read_eval, read_jsonl, read_manifest, read_samples
 
 POINTS = 240
 """Points of a curve at most."""
-SERVED_SHARE = 0.8
-"""Really decoding below this share of the offline walk is a fault of serving, not of training (case
-C69)."""
-CLOSING = ("billed", "looked_up", "uncertain")
+PAID = ("billed", "looked_up", "uncertain")
+"""Kinds of lines that close a request and may have cost something."""
 
 
 def report(run: RunDir) -> dict[str, Any]:
@@ -186,7 +184,7 @@ def _spent(run: RunDir) -> dict[str, Any]:
                 open_[key] = line
             continue
         sent = open_.pop(key, None)
-        if line.kind not in CLOSING:
+        if line.kind not in PAID:
             continue
         total += line.cost_usd
         cap += line.cap_usd

@@ -5,7 +5,6 @@
 Nothing is pickled. Loading a drafter needs the target's embedding beside it. Knows no training
 loop."""
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import nn
 
 from core.drafter.model import DraftConfig, Drafter
 from core.errors import StoreError, TrainError, boundary
-from core.features import disk_boundary
+from core.features import disk_boundary, fsync
 from core.target import TargetHead
 
 
@@ -60,7 +59,8 @@ def save(
         save_file(weights, temporary / "model.safetensors")
         save_file(_optimizer_tensors(drafter, optimizer), temporary / "optimizer.safetensors")
         (temporary / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(state)))
-        _fsync_all(temporary)
+        for written in (*temporary.iterdir(), temporary):
+            fsync(written)
         if final.exists():
             shutil.rmtree(final)
         temporary.replace(final)
@@ -138,12 +138,3 @@ def _optimizer_tensors(
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{name}/{key}"] = torch.as_tensor(value).detach().cpu().contiguous()
     return tensors
-
-
-def _fsync_all(directory: Path) -> None:
-    for path in [*directory.iterdir(), directory]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

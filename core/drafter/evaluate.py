@@ -24,13 +24,11 @@ from core.drafter.vocab import count_tokens, coverage, from_used
 from core.drafter.walk import Speculator, Steps, chain_right, count, unique_ngram_ratio, walk
 from core.errors import Halted, TrainError
 from core.features import FeatureReader
-from core.schema import AcceptanceCounts, EvalReport
+from core.schema import SERVED_SHARE, AcceptanceCounts, EvalReport
 from core.store import RunDir, write_atomic
 from core.target import Target, eos_ids, settle_threads, target_dir
 
 LENGTH_EDGES = (128, 256, 512, 1_024, 4_096, 16_384)
-SERVED_SHARE = 0.8
-"""A served acceptance length below this share of the walk's points at a fault (case C69)."""
 
 
 @dataclass(frozen=True)
