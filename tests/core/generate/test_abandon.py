@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from core import events as ev
+from core.errors import StoreError
 from core.generate import abandon, recover
 from core.generate.abandon import ABANDONED
 from core.generate.ports import Recovered
@@ -55,6 +56,17 @@ async def test_everybody_has_one_outcome_and_the_books_are_closed() -> None:
     (stats,) = run.of(ev.Stats)
     assert (stats.prompts, stats.done, stats.refused) == (6, 6, 3)
     assert stats.forecast_usd is None and stats.eta_s is None
+
+
+@pytest.mark.parametrize("file", ["completions", "spend"])
+async def test_a_line_that_was_not_stored_is_no_success(file: str) -> None:
+    async with serving(Router()) as router:
+        recovered = Recovered(open=[dispatch("p0", None)], attempts={"p0": 1})
+        run = Run(router, prompts_of(3), recovered=recovered)
+        getattr(run, file).fault = StoreError("cannot be written")
+        with pytest.raises(StoreError, match="cannot be written"):
+            await abandon(run.config, prompts_of(3), run.generator._ports, NO_DELAYS, NO_DELAYS)
+    assert run.outcomes == []
 
 
 async def test_what_was_given_up_is_never_asked_again(tmp_path: Path) -> None:
