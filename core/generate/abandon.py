@@ -15,13 +15,16 @@ from core.errors import ConfigError
 from core.generate.account import READ_GAPS_S, Accounts
 from core.generate.board import Board
 from core.generate.books import LOOKUP_DELAYS_S, Books
+from core.generate.landing import outcome_event
 from core.generate.ports import GenerateResult, Ports
+from core.generate.request import refused
 from core.providers import make_provider
 from core.providers.base import Provider
-from core.schema import Prompt, Rollout
+from core.schema import Prompt
 
 ABANDONED = "abandoned"
 """The class of a prompt that was given up; its outcome is `refused`."""
+WHY = "given up by the operator"
 TOLD_AT_ONCE = 500
 """Outcomes in one step of the loop, some 10 ms."""
 
@@ -45,7 +48,9 @@ async def abandon(
 
     await _settle(config, ports, books, Accounts(config, books, say, account_gaps_s))
     left = [p for key, p in known.items() if key not in recovered.finished]
-    rollouts = [_given_up(p, recovered.attempts.get(p.prompt_id, 0)) for p in left]
+    rollouts = [
+        refused(p, recovered.attempts.get(p.prompt_id, 0), ABANDONED, WHY, final=True) for p in left
+    ]
     for rollout in rollouts[:-1]:
         ports.completions.post(rollout)
     for rollout in rollouts[-1:]:
@@ -53,22 +58,12 @@ async def abandon(
     if (fault := books.fault or ports.completions.fault) is not None:
         raise fault
     board = Board(len(known), recovered.outcomes)
-    for number, (prompt, rollout) in enumerate(zip(left, rollouts, strict=True)):
+    for number, rollout in enumerate(rollouts):
         if number % TOLD_AT_ONCE == 0:
             await asyncio.sleep(0)
         board.outcomes[rollout.outcome] += 1
-        board.error(prompt.backend, ABANDONED, "")
-        ports.emit(
-            ev.Outcome(
-                prompt_id=prompt.prompt_id,
-                dataset=prompt.dataset,
-                arm=prompt.arm,
-                backend=prompt.backend,
-                outcome=rollout.outcome,
-                error_class=ABANDONED,
-                attempt=rollout.attempt,
-            )
-        )
+        board.error(rollout.backend, ABANDONED, "")
+        ports.emit(outcome_event(rollout))
     ports.emit(board.stats(asyncio.get_running_loop().time(), [], budget, {}))
     say("warn", f"abandoned: {len(left)} prompts will not be asked")
     return GenerateResult(
@@ -101,18 +96,3 @@ async def _settle(config: Config, ports: Ports, books: Books, accounts: Accounts
         await accounts.reconcile(providers, lambda: False)
     finally:
         await asyncio.gather(*(p.close() for p in providers.values()))
-
-
-def _given_up(prompt: Prompt, attempt: int) -> Rollout:
-    return Rollout(
-        prompt_id=prompt.prompt_id,
-        twin_id=prompt.twin_id,
-        dataset=prompt.dataset,
-        arm=prompt.arm,
-        attempt=attempt,
-        outcome="refused",
-        error_class=ABANDONED,
-        error="given up by the operator",
-        final=True,
-        backend=prompt.backend,
-    )

@@ -20,10 +20,11 @@ from core.generate.books import Bill
 from core.generate.lanes import Lane
 from core.generate.ports import Ports
 from core.generate.queues import Item, Queues
+from core.generate.request import refused
 from core.limit import Patience, backoff_s
 from core.providers import base
 from core.providers.base import RETRYABLE, RETRYABLE_REPLIES
-from core.schema import Rollout
+from core.schema import Rollout, Sample
 
 UNCOUNTED = (base.Throttled, base.PaymentRequired, base.LocalEmfile, base.KeyRefused)
 """Waits and faults of our own: they use up no attempt of a prompt (case C46)."""
@@ -104,18 +105,7 @@ class Lander:
         """A prompt that must not be sent (policy: final) or cannot be afforded (pending for a
         larger budget)."""
         prompt = item.prompt
-        rollout = Rollout(
-            prompt_id=prompt.prompt_id,
-            twin_id=prompt.twin_id,
-            dataset=prompt.dataset,
-            arm=prompt.arm,
-            attempt=item.attempt,
-            outcome="refused",
-            error_class=error_class,
-            error=detail,
-            final=final,
-            backend=prompt.backend,
-        )
+        rollout = refused(prompt, item.attempt, error_class, detail, final)
         self.board.error(prompt.backend, error_class, detail)
         try:
             await self._ports.completions.append(rollout)
@@ -321,25 +311,29 @@ class Lander:
         sample = landing.sample if landing else None
         if sample is not None:
             self.board.verdicts[sample.verdict] += 1
-        self._ports.emit(
-            ev.Outcome(
-                prompt_id=rollout.prompt_id,
-                dataset=rollout.dataset,
-                arm=rollout.arm,
-                backend=rollout.backend,
-                outcome=rollout.outcome,
-                sample_id=sample.sample_id if sample else "",
-                provider=rollout.provider,
-                error_class=rollout.error_class,
-                verdict=sample.verdict if sample else None,
-                attempt=rollout.attempt,
-                prompt_tokens=rollout.usage.prompt_tokens,
-                completion_tokens=rollout.usage.completion_tokens,
-                cost_usd=landing.bill.cost_usd if landing else None,
-                latency_s=rollout.timings.total_s if rollout.timings else None,
-                calls=len(sample.calls) if sample else 0,
-            )
-        )
+        self._ports.emit(outcome_event(rollout, sample, landing.bill.cost_usd if landing else None))
+
+
+def outcome_event(
+    rollout: Rollout, sample: Sample | None = None, cost_usd: float | None = None
+) -> ev.Outcome:
+    return ev.Outcome(
+        prompt_id=rollout.prompt_id,
+        dataset=rollout.dataset,
+        arm=rollout.arm,
+        backend=rollout.backend,
+        outcome=rollout.outcome,
+        sample_id=sample.sample_id if sample else "",
+        provider=rollout.provider,
+        error_class=rollout.error_class,
+        verdict=sample.verdict if sample else None,
+        attempt=rollout.attempt,
+        prompt_tokens=rollout.usage.prompt_tokens,
+        completion_tokens=rollout.usage.completion_tokens,
+        cost_usd=cost_usd,
+        latency_s=rollout.timings.total_s if rollout.timings else None,
+        calls=len(sample.calls) if sample else 0,
+    )
 
 
 def _error_of(landing: Landing) -> tuple[str | None, str | None]:

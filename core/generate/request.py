@@ -13,7 +13,7 @@ from core.config import Config
 from core.errors import RenderError
 from core.render.base import Renderer, tools_as_text
 from core.render.history import native_history
-from core.schema import Prompt, Sampling
+from core.schema import Prompt, Rollout, Sampling
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +51,22 @@ def prefix_key(prompt: Prompt) -> str:
     system = first.get("content") if first.get("role") == "system" else None
     text = json.dumps([prompt.tools, system], sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def refused(prompt: Prompt, attempt: int, error_class: str, why: str, final: bool) -> Rollout:
+    """The end of a prompt that is not sent."""
+    return Rollout(
+        prompt_id=prompt.prompt_id,
+        twin_id=prompt.twin_id,
+        dataset=prompt.dataset,
+        arm=prompt.arm,
+        attempt=attempt,
+        outcome="refused",
+        error_class=error_class,
+        error=why,
+        final=final,
+        backend=prompt.backend,
+    )
 
 
 def prepare(prompt: Prompt, renderer: Renderer, sends_messages: bool) -> Prepared:

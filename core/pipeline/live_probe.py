@@ -139,10 +139,10 @@ def carry_out(start: Start, stopped: "Stopped") -> Status:
     sent nothing, and leaves nothing of it."""
     launch(start)
     config = start.run.load_config()
-    patience = Patience(start.run, config, time.monotonic())
+    deadline = Deadline(start.run, config, time.monotonic())
     done = 0
     while (status := observed_status(start.run)).state not in STOPPED or engine_pid(start.run.path):
-        waited_for = patience.exhausted(status, time.monotonic())
+        waited_for = deadline.passed(status, time.monotonic())
         if waited_for:
             stopped.count += 1
         if stopped.count > done:
@@ -157,7 +157,7 @@ def carry_out(start: Start, stopped: "Stopped") -> Status:
     return status
 
 
-class Patience:
+class Deadline:
     """When a probe has been waited for long enough: its requests have clocks of their own, a
     provider's wish to be asked later has none."""
 
@@ -170,7 +170,7 @@ class Patience:
         self._until = now + rounds * self._timeout_s + GRACE_S
         self._idle_since: float | None = None
 
-    def exhausted(self, status: Status, now: float) -> str:
+    def passed(self, status: Status, now: float) -> str:
         """Why to stop, each time that there is a new reason; else empty."""
         idle = self._is_idle(status)
         if not idle or self._idle_since is None:
