@@ -93,11 +93,11 @@ def print_difference(
     out: Console, decoder: tk.Decoder, sample: Sample, twin: Sample, most: int | None = None
 ) -> None:
     """Completions side by side, the local one at the left; only what differs, `most` rows of it."""
-    local, other = (sample, twin) if sample.arm == "local" else (twin, sample)
+    local, other = probe.sides(sample, twin)
     left = tk.tokens_of(decoder, local.completion_ids)
     right = tk.tokens_of(decoder, other.completion_ids)
     diff = difference(local.completion_ids, other.completion_ids)
-    names = (clean(local.arm), clean(f"{other.arm} · {other.provider or other.backend}"[:200]))
+    names = (probe.side_name(local), probe.side_name(other))
     said, style = tk.headline(diff, left, right, names)
     out.print(Text(said, style=STYLE.get(style, "")))
     if not diff.identical:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
+from console.sanitize import clean
 from core.config import Config
 from core.errors import EyasError, StoreError
 from core.events import Outcome
@@ -110,6 +111,17 @@ def _row_of_outcome(o: Outcome) -> Row:
         o.cost_usd,
         False,
     )
+
+
+def sides(sample: Sample, twin: Sample) -> tuple[Sample, Sample]:
+    """What stands at the left and at the right of a difference: a local one at the left."""
+    return (sample, twin) if sample.arm == "local" else (twin, sample)
+
+
+def side_name(sample: Sample) -> str:
+    """An arm, and who answered where that is not this machine's own server."""
+    who = "" if sample.arm == "local" else f" · {sample.provider or sample.backend}"
+    return clean(f"{sample.arm}{who}"[:200])
 
 
 def signature(run: RunDir) -> tuple[tuple[str, int, int], ...]:

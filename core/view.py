@@ -21,7 +21,6 @@ class StageView(msgspec.Struct):
     done: int = 0
     total: int = 0
     detail: str = ""
-    started_ts: float = 0.0
     seconds: float = 0.0
     summary: dict[str, Any] = {}
     error: str = ""
@@ -70,7 +69,7 @@ def fold(view: RunView, event: ev.Event) -> RunView:
             view.state, view.reason = event.state, event.reason
         case ev.StageStarted():
             view.stages[event.stage] = StageView(
-                name=event.stage, status="running", total=event.total, started_ts=event.ts
+                name=event.stage, status="running", total=event.total
             )
         case ev.StageProgress():
             stage = view.stage(event.stage)

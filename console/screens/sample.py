@@ -130,7 +130,7 @@ class SampleScreen(BaseScreen):
         self._mask = sample.loss_mask
         if twin is None:
             return
-        local, other = (sample, twin) if sample.arm == "local" else (twin, sample)
+        local, other = probe.sides(sample, twin)
         same_prompt = local.token_ids[: local.prompt_len] == other.token_ids[: other.prompt_len]
         a = local.completion_ids if same_prompt else local.token_ids
         b = other.completion_ids if same_prompt else other.token_ids
@@ -155,8 +155,8 @@ class SampleScreen(BaseScreen):
         sample, twin = self.opened.sample, self.opened.twin
         if sample is None or twin is None:
             return "local", "API"
-        left, right = (sample, twin) if sample.arm == "local" else (twin, sample)
-        return _name(left), _name(right)
+        left, right = probe.sides(sample, twin)
+        return probe.side_name(left), probe.side_name(right)
 
     # ── painting ─────────────────────────────────────────────────────────────────────────────
 
@@ -377,9 +377,3 @@ class SampleScreen(BaseScreen):
         if self._wanted:
             return f"{len(self.found):,} × {clean(self._wanted[:16])}"
         return f"{self.mode} · {clean(self._row.sample_id[:10])}" if width >= 100 else self.mode
-
-
-def _name(sample: Sample) -> str:
-    """An arm, and who answered where that is not this machine's own server."""
-    who = "" if sample.arm == "local" else f" · {sample.provider or sample.backend}"
-    return clean(f"{sample.arm}{who}"[:200])

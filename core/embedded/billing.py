@@ -42,7 +42,6 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     latency_s: float = 0.0
     empty_content: str | None = ""
     exacto: int = 0
-    context_length: int = 262_144
 
     def cost_pico(self, prompt_tokens: int, completion_tokens: int) -> int:
         # USD per million tokens = picodollars per token x 1e-6.
@@ -106,7 +105,6 @@ class Charge(msgspec.Struct, kw_only=True):
     byok: bool = False
     upstream_pico: int = 0
     finished: float = 0.0
-    latency_s: float = 0.0
     hidden: bool = False
     """Never found by a lookup (a fault)."""
 
@@ -147,7 +145,7 @@ class Charge(msgspec.Struct, kw_only=True):
             "native_tokens_cached": 0,
             "finish_reason": self.finish_reason,
             "native_finish_reason": self.native_finish_reason,
-            "latency": round(self.latency_s * 1_000),
+            "latency": 0,
             "generation_time": round((self.finished - self.created) * 1_000),
         }
 
