@@ -13,9 +13,13 @@ from core.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from core.pipeline.live_probe import Ask, Stopped, carry_out, prepare_live
 from core.store import encode_line, find_run, write_atomic
 
+OF_A_SAMPLE = ("sample", "against", "plain")
+"""Parameters of `probe RUN`; all others are those of `probe live`."""
+
 
 @app.command()
 def probe(
+    context: typer.Context,
     run: Annotated[str, typer.Argument(metavar="RUN|live", help="a run; `live` asks anew")],
     sample: Annotated[
         str, typer.Argument(metavar="[SAMPLE]", help="id or its beginning; without: the list")
@@ -51,14 +55,12 @@ def probe(
 
     Everything from --arms on belongs to `probe live`, which is a run of its own: paid from its
     own budget, booked, stopped by ctrl-c, kept for `eyas probe RUN SAMPLE`."""
-    if run != "live":
-        if as_json:
-            raise UsageError("probe: --json belongs to `probe live`; eyas tokens prints ids")
+    live = run == "live"
+    _refuse_misplaced(context, live)
+    if not live:
         words = [str(find_run(run).path), *([sample] if sample else [])]
         words += ["--against", against] if against else []
         return console("probe", *words, *["--plain"] * plain)
-    if sample or against:
-        raise UsageError("probe live: asks anew and takes no SAMPLE; leave it out")
     return _live(
         Ask(
             arms=[a.strip() for a in arms.split(",") if a.strip()],
@@ -73,6 +75,19 @@ def probe(
         ),
         as_json,
     )
+
+
+def _refuse_misplaced(context: typer.Context, live: bool) -> None:
+    """What was said and would not be heard. Raises UsageError."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name == "run" or (name in OF_A_SAMPLE) != live:
+            continue
+        if source is not None and source.name == "COMMANDLINE":
+            said = "SAMPLE" if name == "sample" else parameter.opts[0]
+            where = "a run: eyas probe RUN" if live else "`probe live`, which asks anew"
+            raise UsageError(f"probe: {said} belongs to {where}; leave it out")
 
 
 def _live(ask: Ask, as_json: bool) -> int:

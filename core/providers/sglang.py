@@ -75,10 +75,12 @@ async def same_tokenizer(
     ours = tokenizer.encode_ordinary(TOKENIZED)
     if theirs == ours:
         return "tokenizer as ours"
-    at = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), len(ours))
+    pairs = enumerate(zip(theirs, ours, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(theirs), len(ours)))
+    said = str(theirs[at : at + 1])[:40]
     raise ProviderError(
-        f"{who} has another tokenizer than target.tokenizer (id {at} of a test text: "
-        f"{theirs[at : at + 1]}, ours {ours[at : at + 1]}); serve the target or name its own",
+        f"{who} has another tokenizer than target.tokenizer (id {at} of a test text: {said}, "
+        f"ours {ours[at : at + 1]}); serve the target or name its own",
         "other_tokenizer",
     )
 

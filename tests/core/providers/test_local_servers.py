@@ -14,7 +14,7 @@ from core.config import Config, parse
 from core.errors import ConfigError, ProviderError
 from core.generate.books import Books
 from core.providers import base, make_provider
-from core.providers.sglang import advice_on, load_of
+from core.providers.sglang import TOKENIZED, advice_on, load_of
 from core.schema import Prompt, Sampling
 from tests.core.generate.rig import MemoryFile, renderer
 
@@ -235,6 +235,17 @@ async def test_the_server_has_the_tokenizer_of_the_run() -> None:
         with pytest.raises(ProviderError, match=r"another tokenizer .*\[7\]") as caught:
             await provider.preflight(SAMPLING, tokenizer)
     assert caught.value.kind == "other_tokenizer"
+
+
+async def test_a_tokenizer_that_ends_early_or_talks_at_length_is_another_one() -> None:
+    ours = renderer().tokenizer.encode_ordinary(TOKENIZED)
+    short = f"id 3 of a test text: [], ours [{ours[3]}]"
+    for theirs, said in ((ours[:3], short), (["x" * 9_999], "id 0 of a test text: ['xxx")):
+        answers = {"server_info": INFO, "tokenize": {"tokens": theirs}}
+        async with backend(Server(**answers), "sglang", SGLANG) as provider:
+            with pytest.raises(ProviderError, match="another tokenizer") as caught:
+                await provider.preflight(SAMPLING, renderer().tokenizer)
+        assert said in str(caught.value) and len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
