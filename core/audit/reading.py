@@ -18,26 +18,11 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from core.render.base import Renderer
+from core.render.tokenizer import NAMED_OFFSETS
 from core.schema import Arm, Prompt, Sample, Segment, Tool
 
-MARKERS = (
-    "<|tool_calls_section_begin|>",
-    "<|tool_calls_section_end|>",
-    "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>",
-    "<|im_end|>",
-    "<|im_user|>",
-    "<|im_assistant|>",
-    "<|im_system|>",
-    "<|im_middle|>",
-    "<|media_begin|>",
-    "<|media_content|>",
-    "<|media_end|>",
-    "<|media_pad|>",
-    "<think>",
-    "</think>",
-)
+MARKERS = tuple(n for n in NAMED_OFFSETS if n.startswith("<") and "header" not in n)
+"""Kimi's structural tokens; the header ids are of another family, and it never writes them."""
 _MARKER = re.compile("|".join(re.escape(m) for m in MARKERS) + r"|<\|[a-z_]{3,40}\|>")
 _MARKER_BYTES = re.compile(_MARKER.pattern.encode())
 _STRUCTURE = ("marker", "end")

@@ -15,6 +15,7 @@ from pathlib import Path
 from tokenizers import Regex, pre_tokenizers
 
 from core.embedded.corpus import Example, examples
+from core.embedded.replies import MARKERS
 from core.render.tokenizer import NAMED_OFFSETS, PATTERN
 from core.render.tools_ts import declare
 from core.store import write_atomic
@@ -22,16 +23,6 @@ from core.store import write_atomic
 NUM_MERGEABLE = 1_024
 """Base vocabulary, the 256 single bytes included."""
 CORPUS_SEED, CORPUS_EXAMPLES = 0, 12_000
-# As in the checkpoint: tool and thinking markers are not `special`, skip_special_tokens keeps them.
-NOT_SPECIAL = (
-    "<|tool_calls_section_begin|>",
-    "<|tool_calls_section_end|>",
-    "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>",
-    "<think>",
-    "</think>",
-)
 _ROLE_WORDS = ("user", "system", "assistant", "tool", "tool_declare")
 _DIGITS = frozenset(b"0123456789")
 
@@ -104,7 +95,7 @@ def tokenizer_config(num_base: int) -> dict[str, object]:
                 "normalized": False,
                 "rstrip": False,
                 "single_word": False,
-                "special": name not in NOT_SPECIAL,
+                "special": name not in MARKERS,
             }
             for name, offset in NAMED_OFFSETS.items()
         },

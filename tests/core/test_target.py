@@ -11,7 +11,8 @@ from transformers import LlamaForCausalLM
 from core.embedded import TARGET_DIR, make_target
 from core.embedded.corpus import examples
 from core.embedded.grammar import completion_ids, prompt_ids
-from core.embedded.make_tokenizer import NOT_SPECIAL, tokenizer_config, train_ranks
+from core.embedded.make_tokenizer import tokenizer_config, train_ranks
+from core.embedded.replies import MARKERS
 from core.embedded.score_target import Score, score, table
 from core.render.base import load_renderer
 from core.render.tokenizer import NAMED_OFFSETS, Tokenizer
@@ -54,7 +55,7 @@ def test_special_tokens_stand_where_kimi_has_them_with_its_flags() -> None:
     decoder = tokenizer_config(1_024)["added_tokens_decoder"]
     assert isinstance(decoder, dict)
     assert {row["content"]: int(key) - 1_024 for key, row in decoder.items()} == NAMED_OFFSETS
-    assert {row["content"] for row in decoder.values() if not row["special"]} == set(NOT_SPECIAL)
+    assert {row["content"] for row in decoder.values() if not row["special"]} == set(MARKERS)
     assert decoder["1026"]["content"] == "<|im_end|>"
 
 
