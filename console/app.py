@@ -14,7 +14,6 @@ from rich.console import RenderableType
 from textual._compositor import ChopsUpdate
 from textual.app import App, SystemCommand
 from textual.binding import BindingType
-from textual.driver import Driver
 from textual.screen import Screen
 
 from console import actions, theme
@@ -63,11 +62,10 @@ class ConsoleApp(Steering, App[int], inherit_bindings=False):
         runs_folder: Path | None = None,
         replay_speed: float = 0.0,
         probing: "Probing | None" = None,
-        driver_class: type[Driver] | None = ConsoleDriver,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(driver_class=driver_class)
+        super().__init__(driver_class=ConsoleDriver)
         self.config = config or ConsoleConfig()
         self.first_run, self.read_only, self.runs_folder = run, read_only, runs_folder
         self.replay_speed, self.probing = replay_speed, probing

@@ -75,7 +75,6 @@ class StillApp(ConsoleApp):
             at,
             read_only,
             config,
-            driver_class=None,
             clock=lambda: NOW,
             wall=lambda: WALL,
             **options,
