@@ -41,6 +41,8 @@ class Replies:
                 continue
             if error is None:
                 future.set_result(result)
+            elif isinstance(error, StopIteration):  # no future takes it, and the others wait behind
+                future.set_exception(RuntimeError(f"StopIteration: {error}"))
             else:
                 future.set_exception(error)
 

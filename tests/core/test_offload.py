@@ -25,6 +25,17 @@ async def test_results_and_errors_reach_their_waiters() -> None:
         workers.close()
 
 
+async def test_a_result_that_no_future_takes_keeps_back_no_other() -> None:
+    loop = asyncio.get_running_loop()
+    replies = Replies(loop)
+    first, second = loop.create_future(), loop.create_future()
+    replies.deliver(first, None, StopIteration("lost"))
+    replies.deliver(second, 2)
+    assert await asyncio.wait_for(second, 5) == 2
+    with pytest.raises(RuntimeError, match="StopIteration: lost"):
+        await first
+
+
 async def test_a_cancelled_wait_drops_a_job_that_has_not_begun() -> None:
     workers = Workers(1, "test")
     go, began = threading.Event(), []
