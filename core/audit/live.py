@@ -1,7 +1,7 @@
 """The audit while the run is young: every judged reply becomes an observation, the wires and the
 canary look at it.
 
-`inspect` is pure and may run in a worker thread; `observe` and `fail` belong to one thread (the
+`inspect` may run in another thread or process; `observe` and `fail` belong to one thread (the
 engine's loop) and cost O(1). Nothing here stops anything: the caller acts on the trips.
 """
 
@@ -40,13 +40,10 @@ SCHEMA_RULES = frozenset(
 )
 
 
-class LiveAudit:
-    """Rules, tripwires and canary of one run."""
+class Inspector:
+    """Looks at one sample at a time. Pure but for what it remembers of tool declarations."""
 
-    def __init__(self, settings: config.Config, renderer: Renderer) -> None:
-        names = [d.name for d in settings.dataset]
-        self.wires = Tripwires(settings.tripwires, datasets=names)
-        self.canaries = Canaries(settings.tripwires, settings.generate.canary)
+    def __init__(self, renderer: Renderer) -> None:
         self._reader = Reader(renderer)
         self._toolboxes = Toolboxes()
 
@@ -55,6 +52,15 @@ class LiveAudit:
         case = Case(sample, asked(prompt, self._toolboxes), self._reader.read(sample))
         found = findings(case)
         return observation(sample, found, case.asked.tools is not None), found
+
+
+class LiveAudit:
+    """Tripwires and canary of one run."""
+
+    def __init__(self, settings: config.Config) -> None:
+        names = [d.name for d in settings.dataset]
+        self.wires = Tripwires(settings.tripwires, datasets=names)
+        self.canaries = Canaries(settings.tripwires, settings.generate.canary)
 
     def observe(self, seen: Observation) -> list[Tripwire | Canary]:
         """Feed one observation; verdicts and trips that it caused, in order."""

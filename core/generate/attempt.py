@@ -20,7 +20,6 @@ from core.generate.lanes import Lane
 from core.generate.ports import Ports
 from core.generate.queues import Item
 from core.generate.request import sampling_of
-from core.offload import Workers
 from core.providers import base
 from core.schema import Rollout, Sample, Timings
 
@@ -106,11 +105,10 @@ class Landing(msgspec.Struct, kw_only=True):
 class Attempts:
     """Carries attempts out. One per generator."""
 
-    def __init__(self, config: Config, ports: Ports, books: Books, judges: Workers) -> None:
+    def __init__(self, config: Config, ports: Ports, books: Books) -> None:
         self._config = config
         self._ports = ports
         self.books = books
-        self._judges = judges
         self.aloft: dict[tuple[str, int], Aloft] = {}
 
     def launch(self, item: Item, lane: Lane, now: float) -> Aloft:
@@ -163,7 +161,7 @@ class Attempts:
         sample: Sample | None = None
         if failure is None and not cut:
             asked = aloft.item.prepared
-            sample = await self._judges.run(self._ports.judge, rollout, asked.prompt, asked.ids)
+            sample = await self._ports.judge(rollout, asked.prompt, asked.ids)
         return Landing(
             rollout=rollout, bill=bill, failure=failure, sample=sample, cut=cut, left=left
         )

@@ -33,7 +33,6 @@ from core.providers.base import Advice, Provider
 from core.providers.http import raise_fd_limit
 from core.schema import Prompt
 
-JUDGES = 2
 STATS_S = 0.5
 LOAD_S = 5.0
 
@@ -60,8 +59,8 @@ class Generator:
         self._budget.earlier(recovered.spent_usd, recovered.cap_usd, recovered.uncertain_usd)
         self._books = Books(self._budget, ports.spend, lookup_delays_s, recovered.tallies)
         self._accounts = Accounts(config, self._books, self._log, account_gaps_s)
-        self._judges = Workers(JUDGES, "judge")
-        self._attempts = Attempts(config, ports, self._books, self._judges)
+        self._renders = Workers(1, "render")
+        self._attempts = Attempts(config, ports, self._books)
         self._lanes: list[Lane] = []
         self._providers: dict[str, Provider] = {}
         self._lander = Lander(config, ports, self._attempts, self._queues, self._board, self._lanes)
@@ -69,7 +68,7 @@ class Generator:
         self._lander.halt = self.halt
         self._gate = self._lander.gate
         self._wake = asyncio.Event()
-        self._pump = Pump(config, ports, self._attempts, self._lander, self._spawn, self._judges)
+        self._pump = Pump(config, ports, self._attempts, self._lander, self._spawn, self._renders)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._crash: BaseException | None = None
         self._started_at = 0.0
@@ -102,7 +101,7 @@ class Generator:
                 task.cancel()
             await asyncio.gather(*rest, return_exceptions=True)
             await asyncio.gather(*(p.close() for p in self._providers.values()))
-            self._judges.close()
+            self._renders.close()
         self._ports.emit(self.stats())
         if not self._gate.is_open:
             self._ports.emit(self._halt_event(complete=True))
@@ -113,7 +112,7 @@ class Generator:
     async def _prepare(self) -> None:
         """Clients, pre-flight, lanes; then the dispatches that an earlier life left open."""
         self._cap_window()
-        await self._judges.run(self._queues.group)
+        await self._renders.run(self._queues.group)
         sampling = sampling_of(self._config, "")
         recovered = self._ports.recovered
         backends = [q.backend for q in self._queues.queues]

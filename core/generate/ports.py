@@ -1,6 +1,6 @@
 """What generate needs from outside and what it gives back. Holds no behaviour."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -43,11 +43,11 @@ class Recovered(msgspec.Struct, kw_only=True):
 
 
 class Ports(msgspec.Struct, kw_only=True):
-    """`judge` is called in a worker thread, with the prompt's ids, and must not raise for a bad
+    """`judge` is given the prompt's ids, must not hold the loop and must not raise for a bad
     reply. `emit` must not block."""
 
     emit: Callable[[ev.Event], None]
-    judge: Callable[[Rollout, Prompt, list[int]], Sample]
+    judge: Callable[[Rollout, Prompt, list[int]], Awaitable[Sample]]
     renderer: Renderer
     completions: Append
     spend: Append

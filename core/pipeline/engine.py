@@ -124,9 +124,7 @@ class Engine:
             prompts = await asyncio.to_thread(self._prompts)
             self._announce(len(prompts))
             self.sampler.start()
-            self._watch = Watch(
-                self.run, self.config, renderer, self.journal.emit, self._asked_to_halt
-            )
+            self._watch = Watch(self.run, self.config, self.journal.emit, self._asked_to_halt)
             for work in (self._watch_halt_file(), self._heartbeat()):
                 self._background.append(task := asyncio.create_task(work))
                 task.add_done_callback(self._background_ended)

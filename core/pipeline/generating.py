@@ -5,16 +5,18 @@ Connects generator, judge, watch and books. Has no socket of its own and does no
 engine does with the result."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from core import events as ev
+from core.audit.tripwires import Observation
 from core.config import Config
 from core.errors import EyasError, Halted, ProviderError, Tripped
 from core.generate import GenerateResult, Generator, Ports, abandon, recover
 from core.pipeline.gateway import Gateway, needs_gateway
+from core.pipeline.judging import Judges
 from core.pipeline.watch import Halt, Watch
-from core.reconstruct import StopOffsets, judge, observe
+from core.reconstruct import StopOffsets, observe
 from core.render.base import Renderer
 from core.schema import Prompt, Rollout, Sample
 from core.store import Appender, Reserve, RunDir
@@ -47,6 +49,7 @@ class GenerateStage:
         self._reserve = reserve
         self._ask_halt = ask_halt
         self._offsets = StopOffsets()
+        self._seen: dict[str, Observation] = {}
         self._generator: Generator | None = None
         self._task: asyncio.Task[GenerateResult] | None = None
         self._loop = asyncio.get_running_loop()
@@ -73,10 +76,11 @@ class GenerateStage:
         completions = Appender(self._run.completions, reserve=self._reserve, on_full=self._full)
         spend = Appender(self._run.spend, reserve=self._reserve, on_full=self._full)
         watchman = asyncio.create_task(self._miss(gateway)) if gateway else None
+        judges = Judges(config, self._renderer, self._offsets, self._warn)
         try:
             ports = Ports(
                 emit=self._emit,
-                judge=self._judge,
+                judge=self._looks(judges),
                 renderer=self._renderer,
                 completions=completions,
                 spend=spend,
@@ -90,6 +94,7 @@ class GenerateStage:
         finally:
             if watchman is not None:
                 watchman.cancel()
+            await judges.close()
             await asyncio.to_thread(completions.close)
             await asyncio.to_thread(spend.close)
 
@@ -117,15 +122,20 @@ class GenerateStage:
         if self._generator is not None:
             self._generator.sever()
 
-    def _judge(self, rollout: Rollout, prompt: Prompt, ids: list[int]) -> Sample:
-        """In a worker thread: judge, then look at the sample as the audit will."""
-        sample = judge(rollout, prompt, self._renderer, self._offsets, ids)
-        self._watch.inspect(sample, prompt)
-        return sample
+    def _looks(self, judges: Judges) -> Callable[[Rollout, Prompt, list[int]], Awaitable[Sample]]:
+        async def judged(rollout: Rollout, prompt: Prompt, ids: list[int]) -> Sample:
+            sample, seen = await judges.judge(rollout, prompt, ids)
+            self._seen[sample.sample_id] = seen
+            return sample
+
+        return judged
+
+    def _warn(self, message: str) -> None:
+        self._emit(ev.Log(level="warn", stage="generate", message=message))
 
     def _sampled(self, sample: Sample, rollout: Rollout, prompt: Prompt) -> None:
         observe(self._offsets, sample)
-        self._watch.sampled(sample)
+        self._watch.sampled(self._seen.pop(sample.sample_id))
 
     def _full(self) -> None:
         """From a writer thread: the reserve had to be touched."""

@@ -1,7 +1,7 @@
 """The run's own eyes: live audit, tripwires, canaries and the disk forecast, and what is done about
 what they see.
 
-Everything but `inspect` is called on the loop. Asks for a halt or for a scope to be stopped; stops
+Everything is called on the loop. Asks for a halt or for a scope to be stopped; stops
 nothing itself."""
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,8 +14,6 @@ from core.audit.live import LiveAudit
 from core.audit.tripwires import Observation, Price
 from core.config import Config
 from core.errors import EyasError, Tripped
-from core.render.base import Renderer
-from core.schema import Prompt, Sample
 from core.store import RunDir
 
 
@@ -44,7 +42,6 @@ class Watch:
         self,
         run: RunDir,
         config: Config,
-        renderer: Renderer,
         emit: Callable[[ev.Event], None],
         ask_halt: Callable[[Halt], None],
     ) -> None:
@@ -52,20 +49,13 @@ class Watch:
         self._keep_bytes = config.run.min_free_disk_bytes
         self._emit = emit
         self._ask_halt = ask_halt
-        self._live = LiveAudit(config, renderer)
-        self._seen: dict[str, Observation] = {}
+        self._live = LiveAudit(config)
         self.trips: list[str] = []
         self.scopes: Scopes | None = None
         self._priced = False
 
-    def inspect(self, sample: Sample, prompt: Prompt) -> None:
-        """In a worker thread: look at a sample; `sampled` takes up what was seen."""
-        self._seen[sample.sample_id], _ = self._live.inspect(sample, prompt)
-
-    def sampled(self, sample: Sample) -> None:
-        seen = self._seen.pop(sample.sample_id, None)
-        if seen is None:
-            return
+    def sampled(self, seen: Observation) -> None:
+        """What was seen in a sample that ended its prompt."""
         if self.scopes is not None and not self._priced:  # known once requests are in flight
             self._priced = True
             for provider, (prompt, completion) in self.scopes.prices().items():

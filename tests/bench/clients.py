@@ -51,9 +51,10 @@ async def engine(options: Any) -> dict[str, float]:
     from core.config import parse
     from core.embedded import TARGET_DIR
     from core.generate import Generator, Ports
-    from core.reconstruct import StopOffsets, judge
+    from core.pipeline.judging import Judges
+    from core.reconstruct import StopOffsets
     from core.render.base import load_renderer
-    from core.schema import Prompt
+    from core.schema import Prompt, Rollout, Sample
     from core.store import Appender, RunDir
 
     settings = {
@@ -74,7 +75,7 @@ async def engine(options: Any) -> dict[str, float]:
         )
         for i in range(options.requests)
     ]
-    renderer, offsets = load_renderer(TARGET_DIR, "kimi-k2.5"), StopOffsets()
+    config, renderer = parse(settings, "bench"), load_renderer(TARGET_DIR, "kimi-k2.5")
     clock = meter.Meter(options.requests, options.in_flight)
 
     def emit(event: ev.Event) -> None:
@@ -84,16 +85,22 @@ async def engine(options: Any) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir(Path(folder))
         completions, spend = Appender(run.completions), Appender(run.spend)
+        judges = Judges(config, renderer, StopOffsets(), print)
+
+        async def judged(rollout: Rollout, prompt: Prompt, ids: list[int]) -> Sample:
+            return (await judges.judge(rollout, prompt, ids)).sample
+
         ports = Ports(
             emit=emit,
-            judge=lambda rollout, prompt, ids: judge(rollout, prompt, renderer, offsets, ids),
+            judge=judged,
             renderer=renderer,
             completions=completions,
             spend=spend,
         )
-        generator = Generator(parse(settings, "bench"), prompts, ports)
+        generator = Generator(config, prompts, ports)
         async with clock.running():
             result = await generator.run()
+        await judges.close()
         completions.close()
         spend.close()
         row = clock.result(stored_mb=completions.path.stat().st_size / 1e6)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from core import events as ev
+from core.audit.live import Inspector
 from core.config_sections import Config, Generate
 from core.pipeline.watch import Halt, Watch
 from core.store import RunDir
@@ -35,15 +36,15 @@ def test_a_provider_whose_replies_are_paid_and_not_kept_is_stopped(
     events: list[ev.Event] = []
     halts: list[Halt] = []
     config = Config(generate=Generate(canary=0))
-    watch = Watch(RunDir(tmp_path), config, RENDERER, events.append, halts.append)
+    watch = Watch(RunDir(tmp_path), config, events.append, halts.append)
     watch.scopes = scopes = Scopes(prices)
+    inspector = Inspector(RENDERER)
     for i in range(config.tripwires.min_samples):
         for provider, verdict in (("A", "unverifiable"), ("B", "consistent")):
             one = sample(
                 sample_id=f"{provider}{i}", provider=provider, verdict=verdict, cost_usd=0.002
             )
-            watch.inspect(one, prompt())
-            watch.sampled(one)
+            watch.sampled(inspector.inspect(one, prompt())[0])
     trips = [e for e in events if isinstance(e, ev.Tripwire)]
     assert [t.name for t in trips] == names and halts == []
     assert scopes.stopped == [("provider", "A", f"tripwire {name}") for name in names]

@@ -40,7 +40,7 @@ from core.generate import GenerateResult, Generator, Ports, recover
 from core.prompts import load_prompts
 from core.schema import Prompt, Rollout, SpendLine
 from core.store import Appender, RunDir, encode_line, read_jsonl
-from tests.core.generate.rig import RealJudge, renderer
+from tests.core.generate.rig import RealJudge, beside, renderer
 from tests.faults.rig import Books, Gateway, check, new_run, wait_for
 from tests.faults.scoring import corpus_tape
 from tests.faults.seen import HEADER, Seen, columns, row
@@ -198,7 +198,7 @@ class Leg:
         completions, spend = Appender(self.run.completions), Appender(self.run.spend)
         ports = Ports(
             emit=self._emit,
-            judge=judge,
+            judge=beside(judge),
             renderer=renderer(),
             completions=completions,
             spend=spend,

@@ -7,7 +7,7 @@ import pytest
 
 from core import config
 from core.audit.canary import Canaries
-from core.audit.live import LiveAudit, observation
+from core.audit.live import Inspector, LiveAudit, observation
 from core.audit.tripwires import DEAD_STEPS, SHARES, WINDOW, Observation, Price, Tripwires, plain
 from core.config_sections import Generate
 from core.events import Canary, Tripwire
@@ -460,10 +460,11 @@ def test_live_audit_from_sample_to_trip() -> None:
         ],
         generate=Generate(canary=8),
     )
-    live = LiveAudit(settings, RENDERER)
+    live, inspector = LiveAudit(settings), Inspector(RENDERER)
     events: list[Any] = []
     for i in range(40):
-        seen, found = live.inspect(sample(calls=[call("{}")], twin_id=f"t{i}"), prompt([WEATHER]))
+        one = sample(calls=[call("{}")], twin_id=f"t{i}")
+        seen, found = inspector.inspect(one, prompt([WEATHER]))
         assert [f.rule for f in found] == ["arguments_schema"]
         events += live.observe(seen)
     kinds = [type(e).__name__ for e in events]
@@ -473,7 +474,7 @@ def test_live_audit_from_sample_to_trip() -> None:
 
 
 def test_live_audit_counts_failures() -> None:
-    live = LiveAudit(config.Config(generate=Generate(canary=0)), RENDERER)
+    live = LiveAudit(config.Config(generate=Generate(canary=0)))
     events: list[Any] = []
     for _ in range(40):
         events += live.fail("A", "b1", cost_usd=0.25)

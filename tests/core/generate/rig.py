@@ -245,6 +245,17 @@ class RealJudge:
         return judge(rollout, prompt, renderer(), self.offsets, ids)
 
 
+def beside(
+    judges: Callable[[Rollout, Prompt, list[int]], Sample],
+) -> Callable[[Rollout, Prompt, list[int]], Awaitable[Sample]]:
+    """A judge in a thread, as the engine has it."""
+
+    async def judged(rollout: Rollout, prompt: Prompt, ids: list[int]) -> Sample:
+        return await asyncio.to_thread(judges, rollout, prompt, ids)
+
+    return judged
+
+
 def really_judges() -> RealJudge:
     return RealJudge()
 
@@ -294,7 +305,7 @@ class Run:
         self.samples: list[Sample] = []
         ports = Ports(
             emit=self.events.append,
-            judge=judges,
+            judge=beside(judges),
             renderer=renderer(),
             completions=self.completions,
             spend=self.spend,

@@ -1,0 +1,68 @@
+"""Judging beside the loop: in threads for few requests, in a process for many, and on after that
+process has died."""
+
+import asyncio
+import os
+import signal
+
+from core.config import parse
+from core.pipeline.judging import PROCESS_FROM, Judged, Judges
+from core.reconstruct import StopOffsets
+from core.schema import Prompt, Rollout, Usage
+from tests.core.generate.rig import renderer
+
+IDS = [1, 2, 3]
+
+
+def answer(number: int) -> tuple[Rollout, Prompt]:
+    text = f"It is {number}."
+    tokens = len(renderer().tokenizer.encode_ordinary(text)) + 2
+    prompt = Prompt(
+        prompt_id=f"p{number}",
+        twin_id=f"t{number}",
+        dataset="d",
+        messages=[{"role": "user", "content": "What is it?"}],
+        thinking=False,
+    )
+    body = (
+        '{"choices": [{"index": 0, "finish_reason": "stop", '
+        f'"message": {{"role": "assistant", "content": "{text}"}}}}]}}'
+    )
+    rollout = Rollout(
+        prompt_id=prompt.prompt_id,
+        twin_id=prompt.twin_id,
+        dataset="d",
+        arm="declared",
+        attempt=1,
+        outcome="ok",
+        backend="openrouter",
+        provider="alder",
+        status=200,
+        reply_kind="json",
+        reply_raw=body,
+        usage=Usage(prompt_tokens=3, completion_tokens=tokens),
+    )
+    return rollout, prompt
+
+
+async def judged(judges: Judges, numbers: range) -> list[Judged]:
+    return await asyncio.gather(*(judges.judge(*answer(n), IDS) for n in numbers))
+
+
+async def test_a_process_judges_as_threads_do_and_its_death_is_survived() -> None:
+    warnings: list[str] = []
+    few = parse({"generate": {"max_in_flight": 8}}, "test")
+    many = parse({"generate": {"max_in_flight": PROCESS_FROM}}, "test")
+    threads = Judges(few, renderer(), StopOffsets(), warnings.append)
+    process = Judges(many, renderer(), StopOffsets(), warnings.append)
+    try:
+        expected = await judged(threads, range(100))
+        assert await judged(process, range(100)) == expected
+        assert expected[7].sample.prompt_id == "p7" and expected[7].seen.provider == "alder"
+        assert process._pool is not None and threads._pool is None
+        os.kill(next(iter(process._pool._processes)), signal.SIGKILL)
+        assert await judged(process, range(100, 140)) == await judged(threads, range(100, 140))
+        assert warnings == ["the judging process died; judging goes on inside the engine, slower"]
+    finally:
+        await threads.close()
+        await process.close()
