@@ -52,7 +52,7 @@ class Aloft:
         self.lane = lane
         self.request = request
         self.key = (item.prompt.prompt_id, item.attempt)
-        self.flight = base.Flight()
+        self.flight = base.Flight(max_tokens=request.sampling.max_tokens)
         self.started_at = now
         self.reason = ""
         self.begun = False

@@ -145,6 +145,12 @@ class BodyTruncated(Broken):
     error_class = "body_truncated"
 
 
+class ReplyTooLarge(Broken):
+    """More bytes than any completion of this length has (`most_bytes`): read no further."""
+
+    error_class = "reply_too_large"
+
+
 class BodyNotJson(Broken):
     error_class = "body_not_json"
 
@@ -172,6 +178,25 @@ RETRYABLE_REPLIES = frozenset({"finish_missing", "empty_choices", "empty_complet
 """Rejections of a whole, judged reply that a second one may mend (one paid retry, cases C27 and
 C30). Truncation, structure and semantics are data, not accidents: they are never asked again
 blindly."""
+
+
+NAME_CHARS = 256
+LEAST_LIMIT_BYTES = 16 << 20
+KEPT_OF_TOO_LARGE = 1 << 20
+BYTES_A_TOKEN = 2_048
+"""A stream's event for one token has some 400 bytes round it, and no token's text is longer than
+128 bytes; half of this is generous."""
+
+
+def most_bytes(max_tokens: int) -> int:
+    """Of a reply's body, after decompression, that are read."""
+    return LEAST_LIMIT_BYTES + BYTES_A_TOKEN * max_tokens
+
+
+def name_in(value: Any) -> str | None:
+    """An id, provider or model as a server wrote it. What is longer than any name is none: it would
+    be in every line about its reply."""
+    return value if isinstance(value, str) and 0 < len(value) <= NAME_CHARS else None
 
 
 class Advice(str):
@@ -211,6 +236,7 @@ class Flight:
         "kind",
         "last_at",
         "left_at",
+        "most_bytes",
         "on_generation",
         "provider",
         "received",
@@ -220,7 +246,9 @@ class Flight:
     def __init__(
         self,
         on_generation: Callable[["Flight"], None] | None = None,
+        max_tokens: int = 0,
     ) -> None:
+        self.most_bytes = most_bytes(max_tokens)
         self.left_at: float | None = None
         self.first_at: float | None = None
         self.last_at: float | None = None
@@ -241,8 +269,17 @@ class Flight:
         if self.left_at is None:
             self.left_at = now
 
+    def take(self, chunk: bytes) -> None:
+        """Keep what has arrived. Raises ReplyTooLarge, with the beginning kept: what names the bill
+        stands there."""
+        self.received += chunk
+        if len(self.received) > self.most_bytes:
+            size = len(self.received)
+            del self.received[KEPT_OF_TOO_LARGE:]
+            raise ReplyTooLarge(f"more than {size} bytes and no end; read no further")
+
     def known(self, generation_id: str | None) -> None:
-        if generation_id and self.generation_id is None:
+        if self.generation_id is None and (generation_id := name_in(generation_id)):
             self.generation_id = generation_id
             if self.on_generation:
                 self.on_generation(self)

@@ -100,20 +100,19 @@ def reply_of(
     if failure is None and flight.status is not None and flight.kind != "sse":
         failure = classify_parsed(flight.status, flight.headers, raw, parsed, time.time())
     body: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
-    generation_id = body.get("id")
-    if flight.kind != "sse" and isinstance(generation_id, str):
+    generation_id = base.name_in(body.get("id"))
+    if flight.kind != "sse" and generation_id:
         flight.known(generation_id)
     elif flight.generation_id is None and raw:
         flight.known(generation_id_in(raw))
-    provider, model = body.get("provider"), body.get("model")
     return base.Reply(
         request=sent,
         status=flight.status,
         headers=flight.headers,
         kind=flight.kind if raw else "none",
         raw=_kept(flight),
-        provider=provider if isinstance(provider, str) else flight.provider,
-        model=model if isinstance(model, str) else None,
+        provider=base.name_in(body.get("provider")) or flight.provider,
+        model=base.name_in(body.get("model")),
         generation_id=flight.generation_id,
         usage=usage_of(body, price),
         failure=failure,

@@ -200,6 +200,8 @@ def classify_parsed(
     and its content may be judged."""
     if status >= 400:
         return classify_error(status, headers, parsed, wall_now)
+    if status >= 300:
+        return base.NotServed(f"HTTP {status}: a redirection, which is not followed; check the URL")
     if not isinstance(parsed, dict):
         text = body.strip()
         if not text or (parsed is None and text[:1] in ("{", b"{")):

@@ -30,6 +30,8 @@ KEEPALIVE_S = 75.0
 TAIL_EVENTS = 8
 UNREADABLE = (ValueError, RecursionError)
 """What an event may be that the bill cannot be read from: judging the content names the fault."""
+MAX_CONTROL_BYTES = 32 << 20
+"""OpenRouter's list of all models, the longest answer that is asked for, has 1.5 MB."""
 CONTROL_TIMEOUT = aiohttp.ClientTimeout(total=20.0)
 
 
@@ -62,6 +64,8 @@ def _transport_failure(error: BaseException, flight: base.Flight) -> base.Failur
         return base.LocalEmfile(f"{text}; raise `ulimit -n`")
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
         return base.ConnectFailed(text)
+    if isinstance(error, aiohttp.ClientResponseError):  # an answer whose head cannot be read
+        return base.ConnectionCut(text)
     if flight.status is None:
         if flight.left_at is None and not isinstance(error, aiohttp.ServerDisconnectedError):
             return base.ConnectFailed(text)
@@ -153,7 +157,7 @@ class HttpClient:
             return
         clock = asyncio.get_running_loop().time
         async for chunk in reply.content.iter_any():
-            flight.received += chunk
+            flight.take(chunk)
             flight.last_at = clock()
 
     async def get(self, path: str, **params: str) -> tuple[int, Any]:
@@ -187,10 +191,20 @@ class HttpClient:
                 data=None if body is None else msgspec.json.encode(body),
                 timeout=CONTROL_TIMEOUT,
                 trace_request_ctx=None,
+                allow_redirects=False,
             ) as reply:
-                return reply.status, self._scrub_bytes(await reply.read())
+                answer = bytearray()
+                async for chunk in reply.content.iter_any():
+                    answer += chunk
+                    if len(answer) > MAX_CONTROL_BYTES:
+                        raise ProviderError(
+                            f"{self.base_url}{path}: an answer of more than {MAX_CONTROL_BYTES} "
+                            "bytes; is the URL that of a model server?",
+                            "reply_too_large",
+                        )
+                return reply.status, self._scrub_bytes(bytes(answer))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            text = self.scrub(f"{type(error).__name__}: {error}")
+            text = " ".join(self.scrub(f"{type(error).__name__}: {error}").split())[:200]
             raise ProviderError(
                 f"{self.base_url}{path}: no answer ({text}); is the server up and the URL right?",
                 "unreachable",
@@ -212,7 +226,7 @@ async def collect_events(chunks: AsyncIterator[bytes], flight: base.Flight) -> N
     last: deque[bytes] = deque(maxlen=TAIL_EVENTS)
     done = False
     async for chunk in chunks:
-        flight.received += chunk
+        flight.take(chunk)
         payloads = parser.feed(chunk)
         flight.comments = parser.comments
         if not payloads:
@@ -243,8 +257,8 @@ def _open_stream(payload: bytes, flight: base.Flight) -> None:
         event = parse_json(payload)
         if isinstance(event, dict):
             for key in ("id", "provider", "model"):
-                if isinstance(event.get(key), str):
-                    flight.body[key] = event[key]
+                if name := base.name_in(event.get(key)):
+                    flight.body[key] = name
             flight.provider = flight.body.get("provider", flight.provider)
             flight.known(flight.body.get("id"))
 

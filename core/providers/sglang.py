@@ -305,7 +305,7 @@ class SGLang:
         return msgspec.structs.replace(
             reply,
             failure=failure,
-            generation_id=str(meta["id"]) if meta.get("id") else reply.generation_id,
+            generation_id=base.name_in(meta.get("id")) or reply.generation_id,
             usage=Usage(
                 prompt_tokens=count(meta.get("prompt_tokens")),
                 completion_tokens=count(meta.get("completion_tokens")),

@@ -10,29 +10,37 @@ DONE = b"[DONE]"
 class SseParser:
     """Feed chunks as they arrive; get the payloads of the events that they complete."""
 
-    __slots__ = ("_held_cr", "_tail", "comments")
+    __slots__ = ("_held_cr", "_pieces", "comments")
 
     def __init__(self) -> None:
-        self._tail = b""
+        self._pieces: list[bytes] = []
+        """Of the event that has not ended: joined when it has, once, however long it is."""
         self._held_cr = False
         self.comments = 0
 
     @property
     def tail(self) -> bytes:
         """Bytes of an event that has not ended. Not an event: a stream that stops here was cut."""
-        return self._tail
+        return b"".join(self._pieces)
 
     def feed(self, chunk: bytes) -> list[bytes]:
         if self._held_cr or b"\r" in chunk:
             chunk = self._unix(chunk)
-        data = self._tail + chunk if self._tail else chunk
-        end = data.rfind(b"\n\n")
-        if end < 0:
-            self._tail = data
+        if not chunk:
             return []
-        self._tail = data[end + 2 :]
+        end = chunk.rfind(b"\n\n")
+        if self._pieces:
+            if end < 0 and not (chunk[:1] == b"\n" and self._pieces[-1][-1:] == b"\n"):
+                self._pieces.append(chunk)
+                return []
+            chunk = self.tail + chunk
+            end = chunk.rfind(b"\n\n")
+        elif end < 0:
+            self._pieces = [chunk]
+            return []
+        self._pieces = [chunk[end + 2 :]] if len(chunk) > end + 2 else []
         payloads = []
-        for block in data[:end].split(b"\n\n"):
+        for block in chunk[:end].split(b"\n\n"):
             if block.startswith(b"data: ") and b"\n" not in block:
                 payloads.append(block[6:])
             elif (payload := self._block(block)) is not None:

@@ -1,6 +1,7 @@
 """Public fault reports of kinds c, d and e against the whole generator, each for its whole kind."""
 
 import asyncio
+import gzip
 import json
 import subprocess
 import sys
@@ -434,3 +435,44 @@ async def test_one_answer_renews_the_patience() -> None:
         result = await run.go()
     assert (result.reason, result.pending) == ("", 0)
     assert len(router.bodies) == 4
+
+
+@pytest.mark.parametrize("shape", ["json", "lines", "one line", "gzip"])
+async def test_a_reply_without_end_is_read_no_further_and_its_bill_is_looked_up(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "LEAST_LIMIT_BYTES", 200_000)
+    monkeypatch.setattr(base, "KEPT_OF_TOO_LARGE", 1_000)
+    head = b'{"id":"gen-big","provider":"Alder","choices":[{"index":0,"delta":{"content":"'
+    event = b"data: " + head + b'x"}}]}\n\n'
+    if shape == "json":
+        large = says(head + b"x" * 4_000_000)
+    elif shape == "gzip":
+        packed = gzip.compress(head + b"x" * 4_000_000)
+        large = says(packed, headers={"Content-Encoding": "gzip"})
+    else:
+        large = streams([event, *[event * 40_000 if shape == "lines" else b"x" * 4_000_000]])
+    router = Router(large)
+    router.lookups = {"gen-big": [(200, {"total_cost": 0.0003})]}
+    run = await one(router)
+    first, second = run.rollouts
+    assert (first.outcome, first.error_class) == ("failed", "reply_too_large")
+    assert (first.bill, first.usage.cost_usd) == ("looked_up", 0.0003)
+    assert len(reply_text(first) or "") == 1_000
+    assert second.outcome == "ok"
+    assert run.check_books() == pytest.approx(0.0013)
+
+
+async def test_a_head_that_cannot_be_read_may_have_been_paid_for() -> None:
+    run = await one(Router(says(b"{}", headers={"X-Long": "y" * 100_000})))
+    first, second = run.rollouts
+    assert (first.error_class, first.bill) == ("connection_lost", "uncertain")
+    assert second.outcome == "ok"
+
+
+async def test_a_name_of_a_megabyte_is_no_name() -> None:
+    long = "n" * 1_000_000
+    run = await one(Router(says(completion(id=long, provider=long, model=long))))
+    (rollout,) = run.rollouts
+    assert (rollout.provider, rollout.model, rollout.generation_id) == ("alder", None, None)
+    assert rollout.outcome == "ok"

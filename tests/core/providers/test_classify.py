@@ -50,6 +50,8 @@ OK = body(id="gen-1", choices=[{"finish_reason": "stop", "message": {"content": 
         (403, body(error={"message": "no"}), base.Forbidden, True, "no"),
         (403, body(error={"metadata": {"reasons": ["violence"]}}), base.Moderated, False, "no"),
         (404, "", base.NotServed, True, "no"),
+        (302, "<html>", base.NotServed, True, "no"),
+        (308, "", base.NotServed, True, "no"),
         (400, "", base.BadRequest, False, "no"),
         (413, "", base.BadRequest, False, "no"),
         (422, "", base.BadRequest, False, "no"),

@@ -65,3 +65,14 @@ def test_comments_are_not_progress() -> None:
     parser = SseParser()
     assert parser.feed(b": OPENROUTER PROCESSING\n\n" * 3) == []
     assert parser.comments == 3
+
+
+def test_an_event_without_end_is_gathered_in_one_piece_only_once() -> None:
+    """16,000 chunks of one event: joined with each, they would be 130 GB of copies."""
+    parser = SseParser()
+    for _ in range(16_000):
+        assert parser.feed(b"x" * 1_024) == []
+    assert len(parser.tail) == 16_000 * 1_024
+    assert parser.feed(b"\n") == []
+    assert parser.feed(b"\ndata: 1\n\nda") == [b"1"]
+    assert parser.tail == b"da"
