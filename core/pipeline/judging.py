@@ -80,6 +80,14 @@ def _judge_batch(jobs: list[Job], offsets: bytes) -> list[Judged]:
     return [_Worker.desk.judge(job, learned) for job in jobs]
 
 
+def _started(config: Config, offsets: bytes) -> ProcessPoolExecutor:
+    """A pool whose process starts now. Raises OSError, and RuntimeError without a thread."""
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(1, context, _start_worker, (config,))
+    pool.submit(_judge_batch, [], offsets)
+    return pool
+
+
 class Judges:
     """`judge` may be awaited thousands of times at once. Made inside the loop; `close` it there."""
 
@@ -99,10 +107,10 @@ class Judges:
         self._work: asyncio.Task[None] | None = None
         self._pool: ProcessPoolExecutor | None = None
         if config.generate.max_in_flight >= PROCESS_FROM:
-            self._pool = ProcessPoolExecutor(
-                1, multiprocessing.get_context("spawn"), _start_worker, (config,)
-            )
-            self._pool.submit(_judge_batch, [], msgspec.msgpack.encode(offsets))  # starts it now
+            try:
+                self._pool = _started(config, msgspec.msgpack.encode(offsets))
+            except (OSError, RuntimeError) as error:  # no process, thread or descriptor to be had
+                self._forsake(f"no judging process ({error})")
 
     async def judge(self, rollout: Rollout, prompt: Prompt, ids: list[int]) -> Judged:
         """`ids`: the prompt's, as rendered."""
@@ -137,9 +145,12 @@ class Judges:
             try:
                 return await loop.run_in_executor(self._pool, _judge_batch, jobs, offsets)
             except BrokenProcessPool:
-                self._pool = None
-                self._warn("the judging process died; judging goes on inside the engine, slower")
+                self._forsake("the judging process died")
         return [await self._threads.run(self._desk.judge, job, self._offsets) for job in jobs]
+
+    def _forsake(self, why: str) -> None:
+        self._pool = None
+        self._warn(f"{why}; judging goes on inside the engine, slower")
 
     async def close(self) -> None:
         """When nobody waits any more."""

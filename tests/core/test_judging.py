@@ -5,6 +5,8 @@ import asyncio
 import os
 import signal
 
+import pytest
+
 from core.config import parse
 from core.pipeline.judging import PROCESS_FROM, Judged, Judges
 from core.reconstruct import StopOffsets
@@ -47,6 +49,26 @@ def answer(number: int) -> tuple[Rollout, Prompt]:
 
 async def judged(judges: Judges, numbers: range) -> list[Judged]:
     return await asyncio.gather(*(judges.judge(*answer(n), IDS) for n in numbers))
+
+
+async def test_a_process_that_cannot_start_is_done_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object) -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("multiprocessing.util.spawnv_passfds", refused)
+    warnings: list[str] = []
+    many = parse({"generate": {"max_in_flight": PROCESS_FROM}}, "test")
+    judges = Judges(many, renderer(), StopOffsets(), warnings.append)
+    try:
+        assert len(await judged(judges, range(5))) == 5
+    finally:
+        await judges.close()
+    assert warnings == [
+        "no judging process ([Errno 11] Resource temporarily unavailable); "
+        "judging goes on inside the engine, slower"
+    ]
 
 
 async def test_a_process_judges_as_threads_do_and_its_death_is_survived() -> None:
