@@ -7,10 +7,11 @@ Paths are relative to the TOML's folder.
 import difflib
 import hashlib
 import math
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgspec
 import tomli_w
@@ -68,7 +69,7 @@ def parse(data: dict[str, Any], where: str) -> Config:
     try:
         config = msgspec.convert(data, Config)
     except msgspec.ValidationError as e:
-        raise ConfigError(f"{where}: {e}") from e
+        raise ConfigError(f"{where}: {_explained(str(e))}") from e
     _check(config, where)
     return config
 
@@ -115,6 +116,23 @@ def _refuse_unknown(data: Any, kind: type, prefix: str, where: str) -> None:
         elif key == "dataset" and isinstance(value, list):
             for row in value:
                 _refuse_unknown(row, Dataset, "dataset.", where)
+
+
+def _explained(message: str) -> str:
+    """msgspec's message with the key first, as it is written in the file, and with the words that a
+    choice knows."""
+    said, _, path = message.partition(" - at `$")
+    key = path.strip(".`")
+    if not key:
+        return message
+    if not said.startswith("Invalid enum value"):
+        return f"{key}: {said[0].lower()}{said[1:]}"
+    kind: Any = Config
+    for name in re.findall(r"[a-z_]+", key):
+        kind = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}[name]
+        kind = get_args(kind)[0] if get_origin(kind) is list else kind
+    known = [word for word in get_args(kind) if word]
+    return f"{key}: {said.removeprefix('Invalid enum value ')} is not known; use {', '.join(known)}"
 
 
 def _refuse_unbounded(data: Any, key: str, where: str) -> None:

@@ -51,8 +51,8 @@ def report(run: RunDir) -> dict[str, Any]:
         ],
         "made": _made(run),
         "spent": _spent(run),
-        "tripwires": [msgspec.to_builtins(t) for t in view.tripwires],
-        "halt": msgspec.to_builtins(view.halt),
+        "tripwires": [msgspec.structs.asdict(t) for t in view.tripwires],
+        "halt": msgspec.structs.asdict(view.halt) if view.halt else None,  # zeros included
     }
     if view.state != "done" and view.stats is not None and view.stats.forecast_usd is not None:
         data["spent"]["forecast_usd"] = view.stats.forecast_usd

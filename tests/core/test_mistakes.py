@@ -1,12 +1,15 @@
 """Mistakes at the command line that touch files and names: one line, the right exit code, nothing
 left behind."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from core import cli
+from core import events as ev
 from core.config import parse
+from core.journal import Journal
 from core.store import RunDir, create_run
 
 
@@ -39,6 +42,22 @@ def test_a_page_is_written_whole(run: RunDir, capsys: pytest.CaptureFixture[str]
     page = Path("page.html").read_text()
     assert page.startswith("<!doctype html>") and page.rstrip().endswith("</html>")
     assert "alpha" in page
+
+
+def test_a_halt_that_cut_nothing_is_reported(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is zero does not stand in the journal."""
+    journal = Journal(run)
+    journal.emit(ev.Halt(source="command", by="alice", complete=True))
+    journal.close()
+    assert cli.main(["report", "alpha", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["halt"]["cancelled"] == 0
+    assert report["warnings"] == [
+        "halted by alice: 0 requests cancelled, 0 received, 0 severed; $0.0000 saved,"
+        " $0.0000 uncertain"
+    ]
 
 
 @pytest.mark.parametrize(
