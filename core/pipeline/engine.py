@@ -30,6 +30,7 @@ from core.errors import (
     DiskFull,
     EyasError,
     Halted,
+    StoreError,
     Tripped,
     UsageError,
 )
@@ -55,7 +56,7 @@ from core.render.tokenizer import TokenizerLike
 from core.schema import Prompt
 from core.store import Reserve, RunDir, Status, make_manifest, write_manifest, write_status
 from core.store.linefile import full_disk_named
-from core.store.rundir import read_halt_file
+from core.store.rundir import is_gone, read_halt_file
 
 HALT_POLL_S = 0.1
 HEARTBEAT_S = 1.0
@@ -272,7 +273,8 @@ class Engine:
         """Stop now. The first call counts; what runs closes its gate before this returns."""
         if self.stopping is not None:
             return
-        words = ", ".join(w for w in (source, by, reason) if w)
+        known = "" if source == "command" else source  # then whose it was says it all
+        words = ", ".join(w for w in (known, by, reason) if w)
         self.stopping = error or Halted(f"halted ({words})")
         if self.work is not None:
             self.work.halt(source, by)
@@ -307,7 +309,8 @@ class Engine:
         )
 
     def _command(self, request: CommandRequest, peer: Peer) -> str:
-        by = f"{user_name(peer.uid)} ({peer.client or 'unnamed client'})"
+        who = user_name(peer.uid)
+        by = f"{who} ({peer.client.removeprefix(f'{who}/') or 'unnamed client'})"
         match request.name:
             case "halt":
                 self.halt("command", by, request.reason)
@@ -338,6 +341,9 @@ class Engine:
         while self.stopping is None:
             if (reason := read_halt_file(self.run)) is not None:
                 self.halt("file", "HALT", reason)
+            elif is_gone(self.run):
+                error = StoreError(f"{self.run.path}: is gone; no reply could be kept")
+                self.halt("error", "", str(error), error)
             await asyncio.sleep(HALT_POLL_S)
 
     async def _heartbeat(self) -> None:

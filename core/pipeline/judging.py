@@ -30,6 +30,11 @@ PROCESS_FROM = 256
 """Below, a second interpreter costs more memory and start-up time than it saves."""
 THREADS = 2
 LARGEST_BATCH = 32
+MOST_S = 60.0
+"""For one batch, start of the process included: 32 replies of 10 MB each take a third of it. A
+process that is stopped or starved would otherwise keep every reply from the disk, and a halt from
+its end."""
+CLOSE_S = 5.0
 SHARE_AT_ONCE = 16
 """One reply at a time while few wait, because the answers of a batch come at once and the loop pays
 for them at once (32 together: 66 ms late, one: 19 ms); a part of what waits when many do."""
@@ -88,6 +93,12 @@ def _started(config: Config, offsets: bytes) -> ProcessPoolExecutor:
     return pool
 
 
+def _kill(pool: ProcessPoolExecutor) -> None:
+    """Whatever state its process is in. The executor itself offers that from Python 3.14 on."""
+    for process in list((pool._processes or {}).values()):
+        process.kill()
+
+
 class Judges:
     """`judge` may be awaited thousands of times at once. Made inside the loop; `close` it there."""
 
@@ -142,10 +153,14 @@ class Judges:
         if self._pool is not None:
             offsets = msgspec.msgpack.encode(self._offsets)
             loop = asyncio.get_running_loop()
+            work = loop.run_in_executor(self._pool, _judge_batch, jobs, offsets)
             try:
-                return await loop.run_in_executor(self._pool, _judge_batch, jobs, offsets)
+                return await asyncio.wait_for(work, MOST_S)
             except BrokenProcessPool:
                 self._forsake("the judging process died")
+            except TimeoutError:
+                _kill(self._pool)
+                self._forsake(f"the judging process gave no answer for {MOST_S:.0f} s")
         return [await self._threads.run(self._desk.judge, job, self._offsets) for job in jobs]
 
     def _forsake(self, why: str) -> None:
@@ -156,4 +171,8 @@ class Judges:
         """When nobody waits any more."""
         self._threads.close()
         if self._pool is not None:
-            await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+            shutdown = asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+            _, late = await asyncio.wait([ended := asyncio.create_task(shutdown)], timeout=CLOSE_S)
+            if late:
+                _kill(self._pool)
+            await ended

@@ -90,6 +90,17 @@ def read_halt_file(run: RunDir) -> str | None:
     return printable(text.split("\n")[0][:200]).strip()
 
 
+def is_gone(run: RunDir) -> bool:
+    """Removed or moved. A file system that only fails to answer is not asked to say so."""
+    try:
+        run.path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """run.json. `pid` and `boot_id` are those of the engine that runs, or ran last."""
 

@@ -169,6 +169,20 @@ def test_halt_from_every_side_then_resume(gateway: Gateway, tmp_path: Path, halt
     assert books.outcomes.total() == 32 and books.uncertain == 0
 
 
+def test_a_run_whose_directory_goes_away_stops_asking(gateway: Gateway, tmp_path: Path) -> None:
+    arrived = len(gateway.get("/gateway/requests")["requests"])
+    run = new_run(run_config(gateway, limit=24), tmp_path, "moved")
+    engine = Engine(run)
+    engine.until_replies(3)
+    moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
+    assert engine.wait() == 1
+    assert last_words(moved)["exit_code"] == 1
+    view = load_view(moved)
+    assert (view.state, view.reason) == ("failed", f"{run.path}: is gone; no reply could be kept")
+    assert not run.path.exists()
+    assert len(gateway.get("/gateway/requests")["requests"]) - arrived < 32
+
+
 def test_what_a_killed_run_left_is_given_up_and_the_rest_goes_on(
     gateway: Gateway, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from core.config import parse
+from core.pipeline import judging
 from core.pipeline.judging import PROCESS_FROM, Judged, Judges
 from core.reconstruct import StopOffsets
 from core.schema import Prompt, Rollout, Usage
@@ -88,3 +89,26 @@ async def test_a_process_judges_as_threads_do_and_its_death_is_survived() -> Non
     finally:
         await threads.close()
         await process.close()
+
+
+@pytest.mark.parametrize("limit", ["MOST_S", "CLOSE_S"])
+async def test_a_process_that_answers_nothing_is_killed(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    many = parse({"generate": {"max_in_flight": PROCESS_FROM}}, "test")
+    judges = Judges(many, renderer(), StopOffsets(), warnings.append)
+    assert len(await judged(judges, range(3))) == 3
+    assert judges._pool is not None
+    (process,) = judges._pool._processes.values()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(judging, limit, 0.2)
+    if limit == "MOST_S":
+        assert len(await judged(judges, range(5))) == 5
+    await judges.close()
+    process.join(30)
+    assert process.exitcode == -signal.SIGKILL
+    assert [w.split(";")[0] for w in warnings] == (
+        ["the judging process gave no answer for 0 s"] if limit == "MOST_S" else []
+    )
