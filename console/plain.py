@@ -297,9 +297,9 @@ def show_report(run: RunDir) -> int:
         ]
         for s in view.stages.values()
     ]
-    out.print(
-        grid("stages", [("stage", "<"), ("state", "<"), ("time", ">"), ("result", "<")], stages)
-    )
+    columns = [("stage", "<", 0), ("state", "<", 0), ("time", ">", 0), ("result", "<", 0)]
+    out.print(Text("stages", style="italic"))
+    out.print(fitted(out, columns, stages))
     print_halt(out, state)
     print_verdicts(out, state)
     if view.stats is not None and view.stats.providers:

@@ -14,7 +14,7 @@ from core import view as vw
 
 HISTORY = 600  # samples kept per sparkline: five minutes at 2 Hz
 STALE_S, SILENT_S = 5.0, 60.0
-HALT_WORDS = ("halting", "halted", "tripped")
+HALT_WORDS = ("halting", "halted", "tripped", "failed")
 
 
 class LogLine(NamedTuple):
@@ -247,7 +247,9 @@ def _as_line(event: ev.Event) -> LogLine | None:
         case ev.StateChanged():
             why = f": {event.reason}" if event.reason else ""
             level = "info" if event.state in ("running", "done", "starting") else "warn"
-            return LogLine(event.seq, event.ts, level, "run", f"{event.state}{why}")
+            said = event.reason.startswith(event.state)  # "halted (...)"
+            text = event.reason if said else f"{event.state}{why}"
+            return LogLine(event.seq, event.ts, level, "run", text)
         case ev.StageFinished():
             text = f"{event.stage} done in {event.seconds:.1f} s"
             return LogLine(event.seq, event.ts, "info", event.stage, text)

@@ -152,6 +152,7 @@ class LogScreen(ListScreen):
 
     heading = "log"
     footer_names = ("halt", "back", "filter", "freeze", "help", "detach")
+    extra_keys = (("enter", "whole line"),)
     follow = True
     empty = "nothing logged yet"
 

@@ -98,7 +98,7 @@ class _Current(NamedTuple):
         style = "warn" if self.stopped else "ok"
         glyph = "■" if self.stopped else status.STAGE["running"].glyph
         lead = Span(f"{glyph} {self.name} ", "warn" if self.stopped else "bold")
-        word = "stopped" if self.stopped else "now"
+        word = "(stopped)" if self.stopped else "(now)"
         tail = Span((word if self.share is None else f.percent(self.share)).rjust(4))
         return (lead, *bar(self.share, bar_width - 1, style), *line(" " if bar_width else ""), tail)
 
@@ -147,13 +147,16 @@ def _strip(
 
 
 def halt_banner(state: ConsoleState, width: int) -> list[Line]:
-    """The halt's own account across the full width; nothing when the run is not halted."""
+    """The halt's own account, or why the run failed, across the full width; nothing else stops
+    a run."""
     if not state.halt_shown:
         return []
     view, name = state.view, state.state
     mark = status.mark(status.RUN, name)
     style = "banner-error" if name in ("tripped", "failed", "crashed") else "banner-warn"
-    if name not in ("halting", "halted", "tripped", "crashed"):
+    if name == "failed":
+        text = f"{mark.glyph} {mark.word} {f.clock(view.ts)} · {clean(view.reason)}"
+    elif name not in ("halting", "halted", "tripped", "crashed"):
         text = f"■ HALT SENT {f.clock(state.halt_pressed_at)} · waiting for the engine's account"
     else:
         text = f"{mark.glyph} {mark.word}"
@@ -175,10 +178,8 @@ def _account(state: ConsoleState) -> str:
         return "· the engine is gone without a word; nothing that arrived is lost"
     if view.halt is not None:
         halt = view.halt
-        by = (
-            f"by {clean(halt.by)} ({clean(halt.source)})" if halt.by else f"by {clean(halt.source)}"
-        )
-        parts.append(by)
+        how = f" ({clean(halt.source)})" if halt.by and halt.source != "command" else ""
+        parts.append(f"by {clean(halt.by or halt.source)}{how}")
         counts, money = f.halt_account(halt)
         parts += [counts if halt.complete else f"so far {counts}", money]
         if halt.checkpoint_step is not None:

@@ -76,7 +76,11 @@ def reason(opened: probe.Opened) -> str:
         parts.append(f"matches if {clean(sample.hypothesis)}")
     if sample.rebuilt_tokens is not None and sample.billed_tokens is not None:
         gap = sample.billed_tokens - sample.rebuilt_tokens
-        same = "the counts agree" if gap == 0 else f"billed {gap:+d}"
+        same = (
+            "the counts agree"
+            if gap == 0
+            else f"{abs(gap):,} {'more' if gap > 0 else 'fewer'} billed"
+        )
         parts.append(f"rebuilt {sample.rebuilt_tokens:,}, billed {sample.billed_tokens:,}: {same}")
     elif sample.rebuilt_tokens is not None:
         parts.append(f"rebuilt {sample.rebuilt_tokens:,}, nothing billed to compare with")

@@ -117,6 +117,12 @@ def test_the_banner_is_the_halts_own_account() -> None:
     assert "trigger_rate: 61% of 31 replies" in wire
     assert "pin other providers" in wire
     assert bars.halt_banner(replay("generate"), 80) == []
+    failed = replay("generate")
+    failed.apply(
+        ev.StateChanged(seq=10**6, ts=BASE_TS, state="failed", reason="no key; set one"), 1.0
+    )
+    text = plain(bars.halt_banner(failed, 80)[0]).strip()
+    assert text.startswith("✗ FAILED 12:00:00 · no key; set one") and text.endswith("r resume")
     pressed = replay("generate")
     pressed.halt_pressed_at = BASE_TS
     assert "HALT SENT 12:00:00" in plain(bars.halt_banner(pressed, 80)[0])

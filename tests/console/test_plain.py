@@ -11,10 +11,11 @@ from console.__main__ import main
 from console.plain import make_console
 from console.watch import watch
 from core import events as ev
+from core.config import parse
 from core.control import ControlServer
 from core.journal import Journal
 from core.render.tokenizer import Tokenizer
-from core.store import RunDir
+from core.store import RunDir, create_run
 from tests.console import recording
 from tests.console.recorded_run import write_run
 from tests.console.test_probe import TARGET
@@ -215,6 +216,21 @@ async def test_a_failure_is_said_once_and_on_stderr(tmp_path: Path, capsys: Capt
         assert "no model" not in said.out
         assert "FAILED" in said.out.strip().split("\n")[-1]
     assert later.out.count("\n") == 1
+
+
+def test_a_long_reason_leaves_the_names_of_the_stages_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = create_run(parse({}, "test"), tmp_path, "failed")
+    journal = Journal(run)
+    journal.emit(ev.RunStarted(run_id="failed", stages=["generate", "reconstruct"]))
+    journal.emit(ev.StageStarted(stage="generate"))
+    why = "openrouter: no endpoint is left (" + "quantization fp8; " * 12 + "); loosen it"
+    journal.emit(ev.StageFailed(stage="generate", error=why))
+    journal.close()
+    text = said(capsys, "report", str(run.path))
+    assert "generate     ✗ failed" in text and "reconstruct  ○ waiting" in text
+    assert text.count("quantization") == 12 and "loosen it" in text
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_the_twin_is_found_from_both_sides(run: RunDir, rows: list[probe.Row]) -
 def test_the_evidence_names_what_decided(run: RunDir, rows: list[probe.Row]) -> None:
     lines = [plain(x).strip() for x in evidence(probe.open_sample(run, rows[1]), 110)]
     assert lines[0].startswith("≠ mismatch")
-    assert "billed +2" in lines[0]
+    assert "2 more billed" in lines[0]
     assert "flags gap_changed" in lines[0]
     assert lines[2].startswith("not trained on · ")
     lines = [plain(x).strip() for x in evidence(probe.open_sample(run, rows[0]), 110)]

@@ -138,6 +138,16 @@ def test_the_log_is_one_sequence_of_everything_said() -> None:
     assert any(x.source == "tripwire" for x in replay("tripped").log_lines())
 
 
+def test_a_state_and_its_reason_are_said_once() -> None:
+    state = replay("done")
+    for seq, reason in enumerate(("halted (alice, smell)", "no key; set one"), 10**6):
+        state.apply(ev.StateChanged(seq=seq, ts=BASE_TS, state="halted", reason=reason), 1.0)
+    assert [x.text for x in state.log_lines()][-2:] == [
+        "halted (alice, smell)",
+        "halted: no key; set one",
+    ]
+
+
 def test_a_failed_stage_is_in_the_log() -> None:
     state = ConsoleState("r")
     state.apply(ev.StageFailed(seq=1, ts=5.0, stage="train", error="loss is NaN at step 3"), 1.0)
