@@ -153,8 +153,8 @@ class Judges:
         if self._pool is not None:
             offsets = msgspec.msgpack.encode(self._offsets)
             loop = asyncio.get_running_loop()
-            work = loop.run_in_executor(self._pool, _judge_batch, jobs, offsets)
             try:
+                work = loop.run_in_executor(self._pool, _judge_batch, jobs, offsets)
                 return await asyncio.wait_for(work, MOST_S)
             except BrokenProcessPool:
                 self._forsake("the judging process died")

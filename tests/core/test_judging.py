@@ -72,6 +72,21 @@ async def test_a_process_that_cannot_start_is_done_without(
     ]
 
 
+async def test_a_process_that_died_while_nobody_asked_is_done_without() -> None:
+    warnings: list[str] = []
+    many = parse({"generate": {"max_in_flight": PROCESS_FROM}}, "test")
+    judges = Judges(many, renderer(), StopOffsets(), warnings.append)
+    assert len(await judged(judges, range(3))) == 3
+    pool = judges._pool
+    assert pool is not None and pool._executor_manager_thread is not None
+    (process,) = pool._processes.values()
+    process.kill()
+    await asyncio.to_thread(pool._executor_manager_thread.join, 30)  # it has noticed
+    assert len(await judged(judges, range(5))) == 5
+    await judges.close()
+    assert warnings == ["the judging process died; judging goes on inside the engine, slower"]
+
+
 async def test_a_process_judges_as_threads_do_and_its_death_is_survived() -> None:
     warnings: list[str] = []
     few = parse({"generate": {"max_in_flight": 8}}, "test")
