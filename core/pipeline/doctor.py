@@ -1,13 +1,14 @@
 """Can this config run here? Every check that costs nothing, each answered in one line.
 
-Promises: no request that is billed, nothing written. Knows where each part of eyas looks, not how
-it works."""
+Promises: no request that is billed, nothing left behind. Knows where each part of eyas looks, not
+how it works."""
 
 import asyncio
 import contextlib
 import json
 import resource
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -17,7 +18,7 @@ import msgspec
 from core import gpu
 from core.config import Config
 from core.errors import EyasError
-from core.pipeline.gateway import needs_gateway
+from core.pipeline.gateway import Gateway, needs_gateway
 from core.pipeline.setting import resolve
 from core.pipeline.stages import refuse_missing_devices, selected
 from core.prompts import load_prompts
@@ -29,6 +30,7 @@ from core.render.source import pinned, renderer_of
 from core.render.tokenizer import TokenizerLike
 from core.render.tools_ts import declare
 from core.schema import Prompt, Sampling
+from core.store import RunDir
 
 BYTES_PER_TOKEN = 16
 """On disk, of one generated token: the reply with its request's share (8 as a whole body, 13 as a
@@ -55,6 +57,7 @@ def examine(config: Config, base: Path) -> list[Check]:
         checks.append(Check("fail", "prompts", str(e)))
     if needs_gateway(config):
         checks.append(Check("ok", "backends", "the run starts the embedded gateway on loopback"))
+        checks += asyncio.run(_embedded(config, prompts))
     else:
         checks += asyncio.run(_backends(config, prompts))
     return checks
@@ -152,6 +155,19 @@ def _size(count_bytes: int) -> str:
     return f"{count_bytes / 1e9:.1f} GB" if count_bytes >= 1e9 else f"{count_bytes / 1e6:.1f} MB"
 
 
+async def _embedded(config: Config, prompts: list[Prompt]) -> list[Check]:
+    """The run's own gateway, started for the moment in a folder that goes with it."""
+    with tempfile.TemporaryDirectory(prefix="eyas-doctor-") as folder:
+        gateway = Gateway(RunDir(Path(folder)))
+        try:
+            checks = await _backends(await gateway.start(config), prompts)
+            return [c for c in checks if c.level != "warn"]  # nobody restarts it by hand
+        except EyasError as e:
+            return [Check("fail", "backends", str(e))]
+        finally:
+            await gateway.stop()
+
+
 async def _backends(config: Config, prompts: list[Prompt]) -> list[Check]:
     names = dict.fromkeys(d.backend for d in config.dataset)
     if any(d.twins or d.arm == "local" for d in config.dataset):
@@ -162,7 +178,7 @@ async def _backends(config: Config, prompts: list[Prompt]) -> list[Check]:
             count = sum(p.backend == name for p in prompts)
             checks += await _preflight(config, name, count)
         except EyasError as e:
-            checks.append(Check("fail", name, str(e)))
+            checks.append(Check("fail", name, str(e).removeprefix(f"{name}: ")))
     return checks
 
 

@@ -54,9 +54,10 @@ def choose_endpoints(
             chosen.append(_endpoint(row, tag, options))
     if not chosen:
         why = "; ".join(reasons[:6]) or "the model has none"
+        too_long = any(": max_tokens " in reason for reason in reasons)
+        remedy = "lower generate.max_tokens or " * too_long + "loosen [generate.openrouter]"
         raise ProviderError(
-            f"openrouter: no endpoint of {options.model} is left ({why}); "
-            "loosen [generate.openrouter]",
+            f"openrouter: no endpoint of {options.model} is left ({why}); {remedy}",
             "no_endpoint",
         )
     return sorted(chosen, key=lambda e: (e.spec.rank, e.spec.name))

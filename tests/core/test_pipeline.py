@@ -334,6 +334,12 @@ def test_doctor_finds_what_is_wrong_and_what_is_right(
     assert {c.level for c in checks.values()} == {"ok"}
     assert "special ids as expected" in checks["tokenizer"].detail
     assert checks["prompts"].detail.endswith("from 3 datasets")
+    assert "one reply costs at most $" in checks["openrouter"].detail  # asked of the gateway
+    long = load(DEMO_CONFIG, ["generate.max_tokens=2048"])
+    found = {c.what: c for c in doctor.examine(long, tmp_path)}
+    assert found["openrouter"].level == "fail"
+    assert "alder: max_tokens 2048 above its 1024" in found["openrouter"].detail
+    assert "; lower generate.max_tokens or loosen" in found["openrouter"].detail
     bad = config(
         target={"kind": "hf", "path": "nothing", "tokenizer": "nothing"},
         dataset=[{"name": "d", "path": "missing.jsonl"}],
