@@ -43,6 +43,7 @@ __all__ = [
     "parse",
 ]
 
+OPENROUTER = "https://openrouter.ai/api/v1"
 TARGET_DIR = Path(__file__).parent / "embedded" / "target"
 """The embedded model: the layout of a Kimi checkpoint."""
 
@@ -71,7 +72,11 @@ def parse(data: dict[str, Any], where: str) -> Config:
     except msgspec.ValidationError as e:
         raise ConfigError(f"{where}: {_explained(str(e))}") from e
     _check(config, where)
-    return config
+    if config.target.kind == "embedded" or config.generate.openrouter.base_url:
+        return config
+    replace = msgspec.structs.replace
+    openrouter = replace(config.generate.openrouter, base_url=OPENROUTER)
+    return replace(config, generate=replace(config.generate, openrouter=openrouter))
 
 
 def dump(config: Config) -> str:

@@ -97,8 +97,9 @@ class Dataset(Section, frozen=True, kw_only=True):
 
 
 class OpenRouter(Section, frozen=True, kw_only=True):
-    base_url: str = "https://openrouter.ai/api/v1"
-    """Empty with target.kind = "embedded": the gateway that the run starts."""
+    base_url: str = ""
+    """Empty: https://openrouter.ai/api/v1, or with target.kind = "embedded", whose tokens nobody
+    else speaks, the gateway that the run starts."""
     api_key_env: str = "OPENROUTER_API_KEY"
     """NAME of the environment variable that holds the key."""
     model: str = "moonshotai/kimi-k2.5"

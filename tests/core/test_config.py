@@ -54,6 +54,12 @@ def test_the_reference_run_is_the_one_of_the_design() -> None:
     assert config.extract.aux_layers == [1, 29, 57]
 
 
+def test_the_embedded_target_is_never_asked_of_openrouter_by_default() -> None:
+    assert parse({}, "t").generate.openrouter.base_url == ""
+    real = {"target": {"kind": "hf", "path": "p", "tokenizer": "t"}}
+    assert parse(real, "t").generate.openrouter.base_url == "https://openrouter.ai/api/v1"
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
