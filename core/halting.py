@@ -257,6 +257,16 @@ def _refuse(message: str, code: int) -> int:
     return code
 
 
+HELP = """\
+  Stop a run at once: no new request leaves, nothing that arrived is lost.
+
+  RUN             run id, its beginning, or a path
+  --sever         cut off what is in flight as well; its cost stays uncertain
+  --reason TEXT   kept in the journal
+  --json          one JSON object, stable
+"""
+
+
 def main(arguments: list[str]) -> int:
     """`eyas halt RUN [--sever] [--reason TEXT] [--json]`; exit code 0 when it landed, 1 when not, 2
     for usage."""
@@ -272,7 +282,7 @@ def main(arguments: list[str]) -> int:
         elif word == "--reason" and rest:
             reason = rest.pop(0)
         elif word in ("-h", "--help"):
-            sys.stdout.write(usage + "\n")
+            sys.stdout.write(f"{usage}\n\n{HELP}")
             return 0
         elif word.startswith("-"):
             return _refuse(f"halt: unknown option {word}; {usage}", 2)

@@ -35,9 +35,13 @@ def main(arguments: list[str]) -> int:
     """Run one command; returns its exit code. One line for every error that a person can mend."""
     debug = "--debug" in arguments
     try:
-        code = app([a for a in arguments if a != "--debug"], standalone_mode=False)
+        known = [a for a in arguments if a != "--debug"]
+        code = app(known, prog_name="eyas", standalone_mode=False)
     except typer.exceptions.TyperException as e:
-        return _say(getattr(e, "format_message", e.__str__)(), EXIT_USAGE)
+        said = getattr(e, "format_message", e.__str__)().rstrip(".")
+        context = getattr(e, "ctx", None)
+        path = context.command_path if context else "eyas"
+        return _say(f"{said}; see {path} --help", EXIT_USAGE)
     except EyasError as e:
         if debug:
             traceback.print_exc()

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from core.errors import EXIT_DONE, EXIT_FAILED
+from core.errors import EXIT_DONE, EXIT_FAILED, printable
 from core.halting import python_command
 from core.pipeline import launch as lc
-from core.store import observed_status
+from core.store import RunDir, Status, observed_status
 
 app = typer.Typer(
     name="eyas",
@@ -54,6 +54,15 @@ def has_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
+def _ending(run: RunDir, status: Status) -> str:
+    """What stays on a terminal that the console of an ended run has left; of a run that goes on the
+    console says it."""
+    if status.state == "done":
+        return f"{run.run_id}: done; eyas report {run.path} says what it made"
+    why = f": {status.reason}" if status.reason and status.reason != status.state else ""
+    return f"{run.run_id}: {status.state}{why}; eyas resume {run.path} goes on"
+
+
 def follow(start: lc.Start, detach: bool, plain: bool) -> int:
     """Launch, then show. The exit code is the run's own when it ended meanwhile, 0 when it goes
     on."""
@@ -69,6 +78,8 @@ def follow(start: lc.Start, detach: bool, plain: bool) -> int:
         arguments.append("--plain")
     shown = console(*arguments)
     status = observed_status(start.run)
+    if "--plain" not in arguments and (status.exit_code is not None or status.state == "crashed"):
+        typer.echo(printable(_ending(start.run, status)))
     if status.exit_code is not None:
         return status.exit_code
     return EXIT_FAILED if status.state == "crashed" else shown

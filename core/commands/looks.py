@@ -24,7 +24,10 @@ from core.store import RunDir, find_run, list_runs, observed_status, read_eval, 
 
 
 @app.command()
-def attach(run: RunName, read_only: Annotated[bool, typer.Option("--read-only")] = False) -> int:
+def attach(
+    run: RunName,
+    read_only: Annotated[bool, typer.Option("--read-only", help="no key reaches the run")] = False,
+) -> int:
     """Open the console on a run, live or finished."""
     return console(str(find_run(run).path), *["--read-only"] * read_only)
 
@@ -118,7 +121,7 @@ def _write_page(run: RunDir, html: Path) -> int:
 
 @app.command("eval")
 def eval_(run: RunName, as_json: AsJson = False) -> int:
-    """Acceptance of a run's drafter; measured first when it has not been."""
+    """Acceptance of a run's drafter, measured where it has not been."""
     found = find_run(run)
     if read_eval(found) is None:
         code = follow(lc.prepare_stage("evaluate", run, argv()), detach=False, plain=True)

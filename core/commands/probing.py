@@ -51,7 +51,7 @@ def probe(
     set_: Sets = None,
     as_json: AsJson = False,
 ) -> int:
-    """Look at a sample's tokens; `probe live`: ask one prompt in several ways and compare.
+    """A sample's tokens; `probe live`: one prompt asked several ways.
 
     Everything from --arms on belongs to `probe live`, which is a run of its own: paid from its
     own budget, booked, stopped by ctrl-c, kept for `eyas probe RUN SAMPLE`."""

@@ -8,16 +8,17 @@ import typer
 from core import config as cf
 from core.commands.common import Detach, Plain, RunName, Sets, app, argv, follow
 from core.errors import EXIT_DONE, ControlError
-from core.halting import HaltError, HaltLink, recorded_socket_path
+from core.halting import HaltError, HaltLink, engine_pid, lives_here, recorded_socket_path
 from core.halting import main as halt_main
 from core.pipeline import launch as lc
 from core.pipeline.setting import DEMO_CONFIG
+from core.pipeline.stages import BY_NAME
 from core.store import find_run
 
 
 @app.command()
 def demo(detach: Detach = False, plain: Plain = False, set_: Sets = None) -> int:
-    """The whole line on the embedded target: generate, rebuild, audit, train, measure, export."""
+    """The whole line on the embedded target, from prompts to a drafter."""
     config = cf.load(DEMO_CONFIG, set_)
     return follow(lc.prepare_new(config, Path.cwd(), argv()), detach, plain)
 
@@ -50,17 +51,23 @@ def abandon(
     yes: Annotated[bool, typer.Option("--yes", help="do it; without, only say what")] = False,
     detach: Detach = False,
 ) -> int:
-    """Give up what is pending: it is never asked, the books are settled; resume does the rest."""
+    """Give up what is pending: never asked, the books settled.
+
+    `eyas resume` does the rest with what is there.
+    """
     return follow(lc.prepare_abandon(run, argv(), yes), detach, plain=True)
 
 
 @app.command()
 def stage(
-    name: Annotated[str, typer.Argument(help="generate, reconstruct, audit, vocab, ...")],
+    name: Annotated[str, typer.Argument(help=f"one of {', '.join(BY_NAME)}")],
     run: Annotated[str, typer.Option("--run", metavar="RUN")],
     detach: Detach = False,
 ) -> int:
-    """One stage again, with its earlier output removed (never what was paid for)."""
+    """One stage again, without its earlier output.
+
+    What was paid for is never removed.
+    """
     start = lc.prepare_stage(name, run, argv())
     return follow(start, detach, plain=True)
 
@@ -71,15 +78,19 @@ def halt(
     sever: Annotated[bool, typer.Option(help="cut off what is in flight as well")] = False,
     reason: str = "",
 ) -> int:
-    """Stop a run at once: no new request leaves, nothing that arrived is lost."""
+    """Stop a run at once: no new request, nothing that arrived is lost."""
     options = ["--sever"] * sever + (["--reason", reason] if reason else [])
     return halt_main([run, *options])  # `eyas halt` itself takes a shorter way and never comes here
 
 
 @app.command()
-def drain(run: RunName, reason: str = "") -> int:
+def drain(
+    run: RunName, reason: Annotated[str, typer.Option(help="kept in the journal")] = ""
+) -> int:
     """Send nothing new and let what is in flight finish."""
     found = find_run(run)
+    if lives_here(found.path) and not engine_pid(found.path):
+        raise ControlError(f"{found.run_id}: no engine of this run is alive here; nothing to drain")
     try:
         link = HaltLink(recorded_socket_path(found.path), "eyas drain", role="operator")
         try:

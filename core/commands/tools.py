@@ -23,7 +23,7 @@ def export(
     run: RunName,
     to: Annotated[str, typer.Option(metavar="|".join(ENGINES), help="layout to write")],
 ) -> int:
-    """Write the newest checkpoint in an engine's layout, lint it and load it back."""
+    """The newest checkpoint as an engine reads it, linted, loaded back."""
     if to not in ENGINES:
         raise UsageError(f"--to {to}: not known; use {', '.join(ENGINES)}")
     from core.drafter import checkpoint  # torch: only who exports waits for it
@@ -73,7 +73,10 @@ def doctor(
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Tokenizer ids, keys and credits, endpoints and prices, limits, disk and cost forecast."""
+    """Can this config run here: tokenizer, keys, prices, limits, disk.
+
+    Nothing that is billed is sent. A cost forecast is made.
+    """
     path = config or DEMO_CONFIG
     base = config.resolve().parent if config else Path.cwd()  # where `eyas demo` makes its runs
     findings = examine(cf.load(path, ["target.download=true"] if download else None), base)
@@ -98,7 +101,7 @@ def tokens(
         bool, typer.Option("--download", help="fetch a hub's tokenizer files")
     ] = False,
 ) -> int:
-    """Token ids of text, prompts or replies: JSONL in, JSONL out, order kept."""
+    """Token ids of text, prompts or replies, JSONL to JSONL in order."""
     from core import tokens as contract  # tiktoken: only who counts waits for it
 
     known = next((m for m in contract.MODES if m == mode), None)

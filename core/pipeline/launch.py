@@ -91,6 +91,11 @@ def prepare_abandon(name: str, argv: list[str], sure: bool) -> Start:
     if not sure and not engine_pid(run.path):
         found = recover(run)
         prompts = {p.prompt_id for p in read_prompts(run)}
+        if not found.open and prompts <= found.finished:
+            raise UsageError(
+                f"{run.run_id}: nothing is pending and no request is open; there is nothing to "
+                "give up"
+            )
         raise UsageError(
             f"{run.run_id}: {len(prompts - found.finished)} of {len(prompts)} prompts would never "
             f"be asked, {len(found.open)} open requests be settled; add --yes to give them up"

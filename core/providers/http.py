@@ -204,6 +204,11 @@ class HttpClient:
                         )
                 return reply.status, self._scrub_bytes(bytes(answer))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
+                raise ProviderError(
+                    f"{self.base_url}: not a URL that can be asked; write http://... or https://...",
+                    "unreachable",
+                ) from error
             text = " ".join(self.scrub(f"{type(error).__name__}: {error}").split())[:200]
             raise ProviderError(
                 f"{self.base_url}{path}: no answer ({text}); is the server up and the URL right?",

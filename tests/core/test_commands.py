@@ -32,8 +32,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["bogus"], 2, "No such command 'bogus'."),
-        (["run", "--bogus"], 2, "No such option: --bogus"),
+        (["bogus"], 2, "No such command 'bogus'; see eyas --help"),
+        (["run", "--bogus"], 2, "No such option: --bogus; see eyas run --help"),
         (["run"], 2, "config.toml: cannot be read (No such file or directory)"),
         (["run", "x.toml"], 2, "x.toml: cannot be read"),
         (["status", "nobody"], 2, "nobody: no such run in runs"),
@@ -41,9 +41,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
         (["halt", "alpha", "--hard"], 2, "unknown option --hard"),
         (["halt", "nobody"], 2, "no such run"),
         (["halt", "alpha"], 1, "no engine of this run is alive here"),
-        (["drain", "alpha"], 1, "does not answer"),
+        (["drain", "alpha"], 1, "no engine of this run is alive here; nothing to drain"),
         (["abandon", "nobody"], 2, "no such run"),
-        (["abandon", "alpha"], 2, "0 of 0 prompts would never be asked"),
+        (["abandon", "alpha"], 2, "nothing is pending and no request is open"),
         (["stage", "trian", "--run", "alpha"], 2, "stage 'trian': not known"),
         (["export", "alpha", "--to", "gguf"], 2, "--to gguf: not known"),
         (["lint", ".", "--engine", "ollama"], 2, "--engine ollama: not known"),
@@ -168,6 +168,34 @@ def test_what_is_drawn_is_drawn_by_the_console(
     at = command.index("console")
     assert command[at - 1] == "-m"
     assert [w.removeprefix("runs/") for w in command[at + 1 :]] == started
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "reason", "words"),
+    [
+        ("done", 0, "", "alpha: done; eyas report runs/alpha says what it made"),
+        ("running", None, "", ""),
+        ("crashed", None, "", "alpha: crashed; eyas resume runs/alpha goes on"),
+        ("failed", 1, "no key; set one", "alpha: failed: no key; set one; eyas resume runs/alpha"),
+    ],
+)
+def test_a_console_that_is_left_says_where_the_run_stands(
+    run: RunDir,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    state: str,
+    code: int | None,
+    reason: str,
+    words: str,
+) -> None:
+    stands = Status(run_id="alpha", state=state, exit_code=code, reason=reason)
+    monkeypatch.setattr("core.commands.common.has_terminal", lambda: True)
+    monkeypatch.setattr("core.commands.common.subprocess.call", lambda command: 0)
+    monkeypatch.setattr("core.commands.common.observed_status", lambda run: stands)
+    monkeypatch.setattr("core.commands.common.lc.launch", lambda start: {"run_id": "alpha"})
+    assert cli.main(["resume", "alpha"]) == (1 if state == "crashed" else code or 0)
+    said = capsys.readouterr().out
+    assert said.startswith(words) and bool(said) == bool(words)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,6 +88,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], int, str]] = [
     ),
     ("openrouter", {"run": {"budget_usd": 0.001}}, {}, 2, "below one worst-case request"),
     ("openrouter", {}, {"/api/v1/key": HTML}, 1, "check openrouter.base_url"),
+    ("openrouter", {"openrouter": {"base_url": "localhost:9"}}, {}, 1, "write http://... or https"),
     (
         "openrouter",
         {},
