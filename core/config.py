@@ -26,7 +26,7 @@ from core.config_sections import (
     OpenRouter,
     Tripwires,
 )
-from core.errors import ConfigError
+from core.errors import ConfigError, printable
 
 __all__ = [
     "Audit",
@@ -52,7 +52,7 @@ def load(path: Path, overrides: list[str] | None = None) -> Config:
     """Read and check one TOML, then apply `section.key=value` overrides (values in TOML syntax,
     bare strings allowed)."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as e:
         raise ConfigError(
             f"{path}: cannot be read ({e.strerror}); give the path of a config file"
@@ -97,12 +97,23 @@ def _override(data: dict[str, Any], item: str) -> None:
         parsed = tomllib.loads(f"v = {value}")["v"]
     except tomllib.TOMLDecodeError:
         parsed = value
+    if not _is_text(item):
+        raise ConfigError(f"--set {printable(item)}: not UTF-8; type it anew")
     node = data
     for part in parts[:-1]:
         node = node.setdefault(part, {})
         if not isinstance(node, dict):
             raise ConfigError(f"--set {item}: {part} is not a section")
     node[parts[-1]] = parsed
+
+
+def _is_text(text: str) -> bool:
+    """Bytes of a command line that are not UTF-8 come as lone surrogates, which no file takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _refuse_unknown(data: Any, kind: type, prefix: str, where: str) -> None:
@@ -153,7 +164,27 @@ def _refuse_unbounded(data: Any, key: str, where: str) -> None:
         _refuse_unbounded(value, f"{key}.{name}".lstrip("."), where)
 
 
+def _check_addresses(config: Config, where: str) -> None:
+    """Addresses are sent, shown and stored as they are."""
+    generate = config.generate
+    named = [
+        ("openrouter.base_url", generate.openrouter.base_url),
+        ("openrouter.app_url", generate.openrouter.app_url),
+        ("openai.base_url", generate.openai.base_url),
+        *(("sglang.urls", url) for url in generate.sglang.urls),
+    ]
+    for key, url in named:
+        if not url.isprintable():
+            raise ConfigError(f"{where}: {key} holds a control character; write the address anew")
+        if "@" in url.partition("//")[2].partition("/")[0]:
+            raise ConfigError(
+                f"{where}: {key} holds a user name or password, which a run would store and show; "
+                "name the key's environment variable with api_key_env"
+            )
+
+
 def _check(config: Config, where: str) -> None:
+    _check_addresses(config, where)
     names = [d.name for d in config.dataset]
     if twice := sorted({n for n in names if names.count(n) > 1}):
         raise ConfigError(f"{where}: dataset name {twice[0]!r} appears twice; give each its own")

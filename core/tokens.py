@@ -78,7 +78,7 @@ def _answered(
         row = json.loads(line)
         if not isinstance(row, dict):
             raise _BadLine("line_invalid", "the line is not a JSON object")
-        row_id = row.get("id")
+        row_id = _repeatable(row.get("id"))
         return {"id": row_id, **answer(row, r)}
     except _BadLine as e:
         kind, message = e.args
@@ -89,6 +89,15 @@ def _answered(
     except ValueError as e:
         kind, message = "line_not_json", f"the line is not JSON: {e}"
     return {"id": row_id, "error": {"class": kind, "message": message}}
+
+
+def _repeatable(row_id: Any) -> Any:
+    """NaN and 1e400 are read, but no line of JSON can hold them."""
+    try:
+        json.dumps(row_id, allow_nan=False)
+    except ValueError as error:
+        raise _BadLine("line_invalid", "`id` holds a number that JSON does not know") from error
+    return row_id
 
 
 def _encode(row: dict[str, Any], renderer: Renderer) -> dict[str, Any]:

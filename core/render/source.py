@@ -13,6 +13,16 @@ from core.render import hub
 from core.render.base import Renderer, load_renderer
 
 
+def _is_folder(path: str) -> bool:
+    """Raises TokenizerError for what no file system takes as a name."""
+    try:
+        return "\0" not in path and Path(path).is_dir()
+    except OSError as e:
+        raise TokenizerError(
+            f"{path[:80]}: no directory can be called so ({e.strerror}); name a tokenizer directory"
+        ) from e
+
+
 def tokenizer_dir(tokenizer: str, variant: str = "", download: bool = False) -> Path:
     """`tokenizer` as in `target.tokenizer`: a directory, `owner/name[@revision]`, or empty.
 
@@ -23,7 +33,7 @@ def tokenizer_dir(tokenizer: str, variant: str = "", download: bool = False) -> 
     if not tokenizer:
         return TARGET_DIR
     name = hub.hub_name(tokenizer)
-    if name is None or Path(tokenizer).is_dir():
+    if _is_folder(tokenizer) or name is None:
         return Path(tokenizer)
     files = hub.TEMPLATE_FILES if variant == "template" else hub.KIMI_FILES
     if found := hub.cached(name, files):
@@ -41,7 +51,7 @@ def pinned(config: Config) -> Config:
     """The config with a hub's tokenizer at the commit that is there now. Raises TokenizerError."""
     target = config.target
     name = hub.hub_name(target.tokenizer)
-    if name is None or Path(target.tokenizer).is_dir():
+    if name is None or _is_folder(target.tokenizer):
         return config
     folder = tokenizer_dir(target.tokenizer, target.variant, target.download)
     at_commit = str(name._replace(revision=folder.name))

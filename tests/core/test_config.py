@@ -3,6 +3,7 @@ overrides, round trip."""
 
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -145,3 +146,34 @@ def test_every_field_is_a_known_type() -> None:
         if isinstance(kind, type) and issubclass(kind, Section):
             with pytest.raises(AttributeError):
                 setattr(kind(), msgspec.structs.fields(kind)[0].name, None)
+
+
+def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_bytes(b"\xef\xbb\xbf[run]\r\nseed = 3\r\n")
+    assert load(path).run.seed == 3
+
+
+def test_an_override_that_no_file_takes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load(path, ["run.seed=\udcff"])
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"openrouter": {"base_url": "http://me:secret@host/api"}}, "openrouter.base_url holds a"),
+        ({"openai": {"base_url": "https://me@host"}}, "openai.base_url holds a user name"),
+        ({"sglang": {"urls": ["http://a", "http://x:y@b/"]}}, "sglang.urls holds a user name"),
+        ({"openrouter": {"app_url": "a\r\nX: y"}}, "app_url holds a control character"),
+    ],
+)
+def test_an_address_that_would_leak_or_break_a_request_is_refused(
+    section: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        parse({"generate": section}, "c.toml")
+    assert "secret" not in str(caught.value)
+    assert parse({"generate": {"openai": {"base_url": "https://host/p@q"}}}, "c.toml")

@@ -40,6 +40,8 @@ def test_order_is_kept_and_blank_lines_are_skipped() -> None:
         ("encode", "[" * 100_000, "line_too_deep"),
         ("encode", "5", "line_invalid"),
         ("encode", {"id": 1}, "line_invalid"),
+        ("encode", b'{"id": 1e400, "text": "x"}', "line_invalid"),
+        ("encode", b'{"id": [NaN], "text": "x"}', "line_invalid"),
         ("render", {"id": 1, "messages": []}, "no_user_turn"),
         ("render", {"id": 1, "messages": 5}, "messages_invalid"),
         (

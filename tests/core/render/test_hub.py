@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from core.config import TARGET_DIR
+from core.errors import TokenizerError
+from core.render.base import load_renderer
 from core.render.hub import KIMI_FILES, REVISIONS, HubName, hub_name
+from core.render.source import tokenizer_dir
 from tests.kimi_files import KIMI, needs_kimi
 
 COMMIT = "c" * 40
@@ -231,3 +234,10 @@ def test_doctor_and_run_pin_the_commit(hub: Hub, tmp_path: Path) -> None:
         "tokenizer_config.json": hashlib.sha256(tokenizer_config).hexdigest(),
     }
     assert f'tokenizer = "acme/small@{COMMIT}"' in (run / "config.toml").read_text()
+
+
+@pytest.mark.parametrize("name", ["a" * 5_000, "a" * 5_000 + "/b", "a\0b", "a\0/b"])
+def test_a_name_that_no_file_system_takes_is_one_line(name: str) -> None:
+    with pytest.raises(TokenizerError) as caught:
+        load_renderer(tokenizer_dir(name), "kimi-k2.5")
+    assert "\n" not in str(caught.value)
