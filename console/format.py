@@ -6,6 +6,7 @@ import math
 import time
 from typing import Any
 
+from console.sanitize import clean
 from core.events import Halt
 
 NONE = "–"
@@ -34,9 +35,11 @@ def short(value: float | None) -> str:
 
 
 def usd(value: float | None) -> str:
-    """Dollars: $0.0042 below one, $12.34, $12,345."""
+    """Dollars: $0.0042 below one, $12.34, $12,345. Nothing above zero is rounded down to it."""
     if value is None or not math.isfinite(value):
         return NONE
+    if 0 < value < 0.00005:
+        return "<$0.0001"
     if value and abs(value) < 0.99995:
         return f"${value:.4f}"
     return f"${value:,.2f}" if abs(value) < 10_000 else f"${value:,.0f}"
@@ -136,6 +139,12 @@ def _figure(name: str, value: Any) -> str:
     else:
         said = count(value) if type(value) is int else str(value)
     return f"{name.replace('_', ' ')} {said}"
+
+
+def halted_by(halt: Halt) -> str:
+    """Who or what, and how where that is not a command."""
+    how = f" ({clean(halt.source)})" if halt.by and halt.source != "command" else ""
+    return f"{clean(halt.by or halt.source)}{how}"
 
 
 def halt_account(halt: Halt) -> tuple[str, str]:

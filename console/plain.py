@@ -207,7 +207,7 @@ def print_halt(out: Console, state: ConsoleState) -> None:
     """The last halt's own account."""
     if (halt := state.view.halt) is not None:
         words = "; ".join(f.halt_account(halt))
-        out.print(Text(f"halt by {clean(halt.by or halt.source)}: {words}"))
+        out.print(Text(f"halt by {f.halted_by(halt)}: {words}"))
 
 
 def print_lines(out: Console, lines: Iterable[Line]) -> None:
@@ -321,8 +321,8 @@ def show_report(run: RunDir) -> int:
 
 def print_evaluation(out: Console, e: ev.Evaluated) -> None:
     note = f", untrained {e.untrained:.2f}" if e.untrained is not None else ""
-    decoded = f", really decoded {e.decoded:.4f}" if e.decoded is not None else ""
-    length = f"acceptance length {e.acceptance_length:.3f}"
+    decoded = f", really decoded {e.decoded:.2f}" if e.decoded is not None else ""
+    length = f"acceptance length {e.acceptance_length:.2f}"
     out.print(Text(f"{length} with {e.draft_tokens} draft tokens{note}{decoded}"))
     if e.accepted_by_position:
         out.print(

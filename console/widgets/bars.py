@@ -178,8 +178,7 @@ def _account(state: ConsoleState) -> str:
         return "· the engine is gone without a word; nothing that arrived is lost"
     if view.halt is not None:
         halt = view.halt
-        how = f" ({clean(halt.source)})" if halt.by and halt.source != "command" else ""
-        parts.append(f"by {clean(halt.by or halt.source)}{how}")
+        parts.append(f"by {f.halted_by(halt)}")
         counts, money = f.halt_account(halt)
         parts += [counts if halt.complete else f"so far {counts}", money]
         if halt.checkpoint_step is not None:

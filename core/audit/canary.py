@@ -50,7 +50,7 @@ class Canaries:
             limit: float = getattr(self._limits, SHARES[name].limit)
             if bad and exceeds(bad, self._size, limit, 1, LIKELY):
                 wire = SHARES[name]
-                return f"{bad} of {counted} {wire.saw} (limit {limit:.1%}): {wire.advice}"
+                return f"{bad} of {counted} {wire.saw} (limit {limit * 100:g}%): {wire.advice}"
         return ""
 
     def _settle(self, key: tuple[str, str], passed: bool, detail: str) -> Canary:

@@ -249,7 +249,7 @@ class Tripwires:
         if not action:
             return
         where = o.dataset if action == "stop_dataset" else o.provider
-        saw = f"{bad_now} of {total} {wire.saw} ({bad_now / total:.1%}, limit {limit:.1%})"
+        saw = f"{bad_now} of {total} {wire.saw} ({bad_now / total:.1%}, limit {limit * 100:g}%)"
         self._trip(name, where, saw, wire.advice, action)
 
     def _blame(self, name: str, o: Observation, limit: float) -> str:

@@ -55,7 +55,11 @@ def abandon(
 
     `eyas resume` does the rest with what is there.
     """
-    return follow(lc.prepare_abandon(run, argv(), yes), detach, plain=True)
+    start = lc.prepare_abandon(run, argv(), yes)
+    code = follow(start, detach, plain=True)
+    if not code and not detach:
+        typer.echo(f"{start.run.run_id}: eyas resume {start.run.path} goes on with what is there")
+    return code
 
 
 @app.command()

@@ -163,7 +163,8 @@ def reason_to_end(result: GenerateResult, prompts: int, trips: list[str]) -> Eya
     if not result.reason:
         return None
     if result.reason != "stopped":
-        what = f"{result.reason}: {result.detail}" if result.detail else result.reason
+        told = result.detail and result.reason != "drained"  # whose detail is "drain"
+        what = f"{result.reason}: {result.detail}" if told else result.reason
         return Halted(f"{what}; {pending}")
     if not trips:
         return ProviderError(f"no provider left: {result.detail}; {pending}")

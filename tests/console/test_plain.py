@@ -133,7 +133,7 @@ def test_report(runs: Path, capsys: Captured) -> None:
     out = said(capsys, "report", "2025")
     for part in (
         "✓ done",
-        "acceptance length 2.870",
+        "acceptance length 2.87 ",
         "accepted by position: 1 81%",
         "loss 7.",
         "█",
@@ -150,7 +150,7 @@ def test_status_and_report_of_a_halted_run_show_its_account(
     write_run(tmp_path, "halted")
     account = "37 cancelled, 11 received; spent $0.2631, saved $0.0892, uncertain $0.0021"
     for page in ("status", "report"):
-        assert f"halt by alice: {account}" in said(capsys, page, "2025")
+        assert f"halt by alice (key): {account}" in said(capsys, page, "2025")
 
 
 def test_errors_are_one_line(runs: Path, capsys: Captured) -> None:

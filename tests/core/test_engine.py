@@ -200,6 +200,7 @@ def test_what_a_killed_run_left_is_given_up_and_the_rest_goes_on(
     arrived = len(gateway.get("/gateway/requests")["requests"])
     done = eyas("abandon", name, "--yes", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("given-up: eyas resume " + name + " goes on with what is there\n")
     assert eyas("resume", name, "--plain", cwd=tmp_path).returncode == 0
     books = check(run, gateway.bill(), before)
     assert books.outcomes.total() == 32 and books.outcomes["refused"] == 32 - len(kept)
@@ -235,7 +236,7 @@ async def test_consoles_come_and_go_and_drain_ends_the_run(
     commands = [e for e in seen if isinstance(e, ev.Command)]
     assert [(c.name, c.uid, c.reason) for c in commands] == [("drain", os.getuid(), "enough")]
     view = load_view(run)
-    assert view.state == "halted" and "drained" in view.reason
+    assert view.state == "halted" and view.reason.startswith("drained; ")
     states = [e.state for e in read_journal(run) if isinstance(e, ev.StateChanged)]
     assert states == ["starting", "running", "draining", "halted"]
     ended = {e.prompt_id for e in read_journal(run) if isinstance(e, ev.Outcome)}
