@@ -11,7 +11,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # NumPy takes no negative one
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
-Usd = Annotated[float, msgspec.Meta(ge=0)]
+Usd = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # worst cases divide it, as whole numbers
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Backend = Literal["openrouter", "sglang", "vllm", "openai"]
 Device = Annotated[str, msgspec.Meta(pattern=r"^(cpu|mps|(cuda|xpu|npu|hpu)(:\d+)?)$")]

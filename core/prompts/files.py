@@ -11,7 +11,7 @@ from core.errors import PromptError
 def rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number from 1, object). Blank lines are passed over."""
     try:
-        file = path.open(encoding="utf-8")
+        file = path.open(encoding="utf-8-sig")
     except OSError as e:
         raise PromptError(f"{path}: cannot be read ({e.strerror}); give a JSONL file") from e
     with file:

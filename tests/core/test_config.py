@@ -69,6 +69,7 @@ def test_the_embedded_target_is_never_asked_of_openrouter_by_default() -> None:
         ({"dataset": [{"nam": "x"}]}, "unknown key dataset.nam; did you mean dataset.name?"),
         ({"run": {"seed": "seven"}}, "run.seed: expected `int`, got `str`"),
         ({"run": {"budget_usd": -1.0}}, ">= 0"),
+        ({"run": {"budget_usd": 1e308}}, "<= 1000000000.0"),
         ({"run": {"budget_usd": math.inf}}, "run.budget_usd = inf: not a finite number"),
         ({"generate": {"temperature": math.nan}}, "generate.temperature = nan: not a finite"),
         ({"dataset": [{"name": "a", "path": "x", "limit": math.inf}]}, "dataset.0.limit = inf"),

@@ -119,3 +119,8 @@ def test_odd_rows_of_a_published_set_are_passed_over_and_counted(
     prompts = load(tmp_path, rows, kind="opencode")
     assert len(prompts) == 2
     assert "2 rows passed over" in caplog.text and ":2:" in caplog.text
+
+
+def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
+    (only,) = load(tmp_path, ["\ufeff" + json.dumps(ask("a"))])
+    assert (only.source_row, only.messages[0]["content"]) == (1, "a")
