@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from console import format as f
 from console import status
-from console.sanitize import clean, wrap
+from console.sanitize import clean, cut, wrap
 from console.state import SILENT_S, STALE_S, ConsoleState
 from console.widgets.line import Line, Span, cells, fit, line
 from console.widgets.spark import bar
@@ -163,7 +163,9 @@ def halt_banner(state: ConsoleState, width: int) -> list[Line]:
         text += f" {f.clock(view.halt.ts if view.halt else view.ts)}"
         text += f" {_account(state)}"
     keys = _banner_keys(state)
-    lines = wrap(text, width - 2)[:3]
+    lines = wrap(text, width - 2)
+    if len(lines) > 3:
+        lines = [*lines[:2], cut(f"{lines[2]} {lines[3]}", width - 2)]
     out = [fit(line((f" {text}", style)), width, style) for text in lines]
     if keys and cells(line(lines[-1])) + len(keys) + 4 <= width:
         pad = width - cells(line(lines[-1])) - len(keys) - 2

@@ -162,6 +162,9 @@ def reason_to_end(result: GenerateResult, prompts: int, trips: list[str]) -> Eya
     pending = f"{result.pending} prompts pending, resume asks them"
     if not result.reason:
         return None
+    if result.reason == "budget":
+        raised = "eyas resume RUN --set run.budget_usd=USD with a larger one asks them"
+        return Halted(f"budget: {result.detail}; {result.pending} prompts pending, {raised}")
     if result.reason != "stopped":
         told = result.detail and result.reason != "drained"  # whose detail is "drain"
         what = f"{result.reason}: {result.detail}" if told else result.reason

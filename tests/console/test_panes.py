@@ -123,6 +123,9 @@ def test_the_banner_is_the_halts_own_account() -> None:
     )
     text = plain(bars.halt_banner(failed, 80)[0]).strip()
     assert text.startswith("✗ FAILED 12:00:00 · no key; set one") and text.endswith("r resume")
+    failed.view.reason = "word " * 100
+    shown = [plain(line).strip() for line in bars.halt_banner(failed, 80)]
+    assert len(shown) == 3 and shown[2].endswith("…")  # what is missing is seen to be missing
     pressed = replay("generate")
     pressed.halt_pressed_at = BASE_TS
     assert "HALT SENT 12:00:00" in plain(bars.halt_banner(pressed, 80)[0])

@@ -28,6 +28,7 @@ def result(reason: str, pending: int) -> GenerateResult:
         ("stopped", 11, [CANARY, CANARY], Tripped, f"{CANARY}; 89 replies kept, 11 prompts"),
         ("stopped", 1, [], ProviderError, "no provider left: why; 1 prompts pending"),
         ("halted", 5, [CANARY], Halted, "halted: why; 5 prompts pending, resume asks them"),
+        ("budget", 5, [], Halted, "budget: why; 5 prompts pending, eyas resume RUN --set run."),
     ],
 )
 def test_a_run_ends_when_too_much_was_left_out(
