@@ -161,7 +161,15 @@ class Attempts:
         sample: Sample | None = None
         if failure is None and not cut:
             asked = aloft.item.prepared
-            sample = await self._ports.judge(rollout, asked.prompt, asked.ids)
+            try:
+                sample = await self._ports.judge(rollout, asked.prompt, asked.ids)
+            except Exception as error:  # a defect of ours ends the run; the reply is paid for
+                words = f"{type(error).__name__}: {error}"[:300]
+                unjudged = msgspec.structs.replace(
+                    rollout, outcome="aborted", error_class="not_judged", error=words, final=False
+                )
+                await self.store(Landing(rollout=unjudged, bill=bill))
+                raise
         return Landing(
             rollout=rollout, bill=bill, failure=failure, sample=sample, cut=cut, left=left
         )

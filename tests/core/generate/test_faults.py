@@ -12,7 +12,7 @@ import pytest
 from core import events as ev
 from core.providers import base
 from core.providers.http import FDS_KEPT_BACK
-from core.schema import reply_text
+from core.schema import Sample, reply_text
 from tests.conftest import SHARED
 from tests.core.generate.rig import (
     ALDER,
@@ -476,3 +476,19 @@ async def test_a_name_of_a_megabyte_is_no_name() -> None:
     (rollout,) = run.rollouts
     assert (rollout.provider, rollout.model, rollout.generation_id) == ("alder", None, None)
     assert rollout.outcome == "ok"
+
+
+async def test_a_reply_that_our_judge_breaks_on_is_kept_and_booked() -> None:
+    def breaks(*_: Any) -> Sample:
+        raise AttributeError("a defect of ours")
+
+    router = Router()
+    async with serving(router):
+        run = Run(router, prompts_of(1), judges=breaks)
+        with pytest.raises(AttributeError, match="a defect of ours"):
+            await run.go()
+    (rollout,) = run.rollouts
+    assert (rollout.outcome, rollout.error_class, rollout.final) == ("aborted", "not_judged", False)
+    assert json.loads(reply_text(rollout) or "") == completion()
+    assert run.check_books() == pytest.approx(0.001)
+    assert not run.outcomes
