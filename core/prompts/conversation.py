@@ -110,6 +110,8 @@ def _messages(rows: list[Message], renamed: dict[str, str]) -> list[Message]:
             message["tool_call_id"] = _answered(row.get("tool_call_id"), waiting, order)
         elif role not in ("system", "user", "developer"):
             raise ValueError(f"role {role!r} is not known; use system, user, assistant or tool")
+        elif role == "user" and not message["content"]:
+            raise ValueError("a user message has no content; write one or remove the line")
         if isinstance(row.get("name"), str) and role in ("system", "user"):
             message["name"] = row["name"]
         out.append(message)

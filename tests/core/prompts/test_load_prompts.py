@@ -87,6 +87,7 @@ def test_the_corpus_is_a_dataset() -> None:
             "no user turn",
         ),
         ([{"prompt": "x"}], ":1:", 'no "messages"'),
+        ([{"messages": [{"role": "user", "contents": "x"}]}], ":1:", "user message has no content"),
         ([ask("a", thinking="yes")], ":1:", "thinking"),
         ([ask("a", tools={})], ":1:", "tools"),
     ],
