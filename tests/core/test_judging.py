@@ -14,6 +14,7 @@ from core.pipeline.judging import PROCESS_FROM, Judged, Judges
 from core.reconstruct import StopOffsets
 from core.schema import Prompt, Rollout, Usage
 from tests.core.generate.rig import renderer
+from tests.faults.rig import wait_for
 
 IDS = [1, 2, 3]
 
@@ -82,8 +83,7 @@ async def test_a_process_that_died_while_nobody_asked_is_done_without() -> None:
     assert pool is not None
     (process,) = pool._processes.values()
     process.kill()
-    while not pool._broken:
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(wait_for, lambda: bool(pool._broken), "the pool to notice")
     assert len(await judged(judges, range(5))) == 5
     await judges.close()
     assert warnings == ["the judging process died; judging goes on inside the engine, slower"]
@@ -124,8 +124,8 @@ async def test_a_process_that_answers_nothing_is_killed(
     if limit == "MOST_S":
         assert len(await judged(judges, range(5))) == 5
     await judges.close()
-    while psutil.pid_exists(process.pid):  # until the executor's thread has reaped it
-        await asyncio.sleep(0.01)
+    pid = process.pid
+    await asyncio.to_thread(wait_for, lambda: not psutil.pid_exists(pid), "the process to end")
     assert [w.split(";")[0] for w in warnings] == (
         ["the judging process gave no answer for 0 s"] if limit == "MOST_S" else []
     )
