@@ -297,6 +297,7 @@ def resume_table(count: int) -> None:
         with tempfile.TemporaryDirectory() as name:
             run = RunDir(Path(name))
             write_run(run, count, streamed)
+            os.sync()  # a run that is resumed was not written a second ago
             size = run.completions.stat().st_size / 1e6
             what = "streamed" if streamed else "whole"
             before, start = meter.cpu_s(), time.monotonic()
