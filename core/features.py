@@ -128,8 +128,7 @@ def check_finite(sample_id: str, states_TCH: torch.Tensor, layer_names: Sequence
     position, captured = (~finite_TC).nonzero()[0].tolist()
     raise CaptureError(
         f"{sample_id}: hidden state of {layer_names[captured]} is not finite at position "
-        f"{position}; "
-        "extract in float32 or bfloat16",
+        f"{position}; extract in float32 or bfloat16",
         kind="non_finite",
     )
 

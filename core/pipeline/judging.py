@@ -116,10 +116,14 @@ class Judges:
         self._threads = Workers(THREADS, "judge")
         self._waiting: list[tuple[Job, asyncio.Future[Judged]]] = []
         self._work: asyncio.Task[None] | None = None
+        self._config = config
         self._pool: ProcessPoolExecutor | None = None
-        if config.generate.max_in_flight >= PROCESS_FROM:
+
+    def start(self) -> None:
+        """Before the first request, so that the process is there when replies come."""
+        if self._config.generate.max_in_flight >= PROCESS_FROM:
             try:
-                self._pool = _started(config, msgspec.msgpack.encode(offsets))
+                self._pool = _started(self._config, msgspec.msgpack.encode(self._offsets))
             except (OSError, RuntimeError) as error:  # no process, thread or descriptor to be had
                 self._forsake(f"no judging process ({error})")
 

@@ -64,6 +64,7 @@ async def test_a_process_that_cannot_start_is_done_without(
     warnings: list[str] = []
     many = parse({"generate": {"max_in_flight": PROCESS_FROM}}, "test")
     judges = Judges(many, renderer(), StopOffsets(), warnings.append)
+    judges.start()
     try:
         assert len(await judged(judges, range(5))) == 5
     finally:
@@ -78,6 +79,7 @@ async def test_a_process_that_died_while_nobody_asked_is_done_without() -> None:
     warnings: list[str] = []
     many = parse({"generate": {"max_in_flight": PROCESS_FROM}}, "test")
     judges = Judges(many, renderer(), StopOffsets(), warnings.append)
+    judges.start()
     assert len(await judged(judges, range(3))) == 3
     pool = judges._pool
     assert pool is not None
@@ -94,7 +96,9 @@ async def test_a_process_judges_as_threads_do_and_its_death_is_survived() -> Non
     few = parse({"generate": {"max_in_flight": 8}}, "test")
     many = parse({"generate": {"max_in_flight": PROCESS_FROM}}, "test")
     threads = Judges(few, renderer(), StopOffsets(), warnings.append)
+    threads.start()
     process = Judges(many, renderer(), StopOffsets(), warnings.append)
+    process.start()
     try:
         expected = await judged(threads, range(100))
         assert await judged(process, range(100)) == expected
@@ -115,6 +119,7 @@ async def test_a_process_that_answers_nothing_is_killed(
     warnings: list[str] = []
     many = parse({"generate": {"max_in_flight": PROCESS_FROM}}, "test")
     judges = Judges(many, renderer(), StopOffsets(), warnings.append)
+    judges.start()
     assert len(await judged(judges, range(3))) == 3
     assert judges._pool is not None
     (process,) = judges._pool._processes.values()

@@ -230,9 +230,10 @@ def test_parsers_of_foreign_text_end_in_a_value_or_a_valueerror(text: str) -> No
         ),
     ):
         try:
-            work()
+            value = work()
         except ValueError:
             continue
+        assert isinstance(value, list | Conversation)
 
 
 JSON = st.recursive(
