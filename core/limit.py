@@ -124,6 +124,39 @@ class Patience:
         return now - self._since
 
 
+class Refusals:
+    """When a provider is given up that refuses whatever it is asked: the model is gone, the key may
+    not use it.
+
+    A refusal comes at once and an answer in its own time, so with hundreds in flight some refusals
+    in a row show little: after three, of more than one prompt, the provider is in doubt, nothing
+    more leaves while others are open there, and one answer among those clears it. A prompt that
+    nobody would serve uses up its own attempts instead."""
+
+    IN_A_ROW = 3
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._prompts: set[str] = set()
+
+    @property
+    def in_doubt(self) -> bool:
+        return self._count >= self.IN_A_ROW and len(self._prompts) > 1
+
+    def answered(self) -> bool:
+        """Somebody was, or is being. Returns whether that ends a doubt."""
+        in_doubt = self.in_doubt
+        self._count = 0
+        self._prompts.clear()
+        return in_doubt
+
+    def refused(self, prompt_id: str, in_flight: int) -> bool:
+        """Whether to give up. `in_flight`: requests that are still open at the provider."""
+        self._count += 1
+        self._prompts.add(prompt_id)
+        return self.in_doubt and not in_flight
+
+
 class Limit:
     """Slots of one provider.
 

@@ -323,6 +323,8 @@ class Generator:
                     flight.counted += max(0, more)
                     self._board.tokens += max(0, more)
                     aloft.lane.tokens += max(0, more)
+                    if aloft.lane.refusals.answered():
+                        self._wake_up()
                 if overdue := aloft.overdue(now, self._config):
                     aloft.cut(overdue)
             if now >= next_stats:

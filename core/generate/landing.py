@@ -28,8 +28,6 @@ from core.schema import Rollout, Sample
 
 UNCOUNTED = (base.Throttled, base.PaymentRequired, base.LocalEmfile, base.KeyRefused)
 """Waits and faults of our own: they use up no attempt of a prompt (case C46)."""
-STRIKES = 3
-"""Refusals of every kind of request, one after another, before a provider is stopped."""
 
 
 class Gate(msgspec.Struct):
@@ -130,7 +128,8 @@ class Lander:
         elif reply.failure is None or isinstance(reply.failure, base.Refused):
             ttft_s = flight.first_at - left_at if flight.first_at is not None else None
             lane.limit.succeeded(now, self._dice.random(), ttft_s)
-            lane.barren_since, lane.strikes = None, 0
+            lane.barren_since = None
+            lane.refusals.answered()
             self._patience(lane).answered()
             lane.latency.add(now - left_at, now)
             if ttft_s is not None:
@@ -199,8 +198,8 @@ class Lander:
                     self.stop_lane(one, f"key refused: {failure}")
             case base.Fatal():
                 lane.limit.unknown()
-                lane.strikes += 1
-                if lane.strikes >= STRIKES:
+                prompt_id = aloft.item.prompt.prompt_id
+                if lane.refusals.refused(prompt_id, lane.limit.in_flight):
                     self.stop_lane(lane, f"{failure.kind}: {failure}")
             case _:
                 lane.limit.failed(now, self._dice.random())

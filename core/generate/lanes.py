@@ -11,7 +11,7 @@ from zlib import crc32
 import msgspec
 
 from core import events as ev
-from core.limit import Limit
+from core.limit import Limit, Refusals
 from core.providers.base import LaneSpec, Provider
 
 CANARY_BAD_RATE = 0.25
@@ -106,7 +106,7 @@ class Lane:
         self.backend = provider.name
         self.stopped = ""
         self.barren_since: float | None = None
-        self.strikes = 0
+        self.refusals = Refusals()
         self.done = self.errors = self.sent = self.tokens = 0
         self.spent_usd = 0.0
         self.latency, self.ttft = RollingHistogram(), RollingHistogram()
@@ -131,6 +131,8 @@ class Lane:
     def takes(self, dataset: str, now: float) -> bool:
         """Whether one more request of the dataset may leave now."""
         if not self.open_to(dataset) or not self.limit.may_send(now):
+            return False
+        if self.refusals.in_doubt and self.limit.in_flight:
             return False
         pair = self.pair(dataset)
         return pair.state == "passed" or pair.open + pair.ended < pair.need

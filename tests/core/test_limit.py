@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.limit import BACKOFF_CAP_S, BACKOFF_FLOOR_S, Breaker, Limit, Patience, backoff_s
+from core.limit import BACKOFF_CAP_S, BACKOFF_FLOOR_S, Breaker, Limit, Patience, Refusals, backoff_s
 
 
 def full(limit: Limit, now: float) -> int:
@@ -179,6 +179,37 @@ def test_a_backend_without_one_answer_is_given_up(
                 silent_s = patience.failed(now, in_flight=3 if what == "o" else 0)
                 given_up += [now] if silent_s is not None else []
     assert given_up == ([] if given_up_at is None else [given_up_at])
+
+
+@pytest.mark.parametrize(
+    ("story", "in_doubt", "given_up"),
+    [
+        # a, b, c: that prompt was refused with nothing else open; capitals: with others open;
+        # !: somebody was answered
+        ("abc", True, True),
+        ("ab", False, False),
+        ("aab", True, True),
+        ("aaaaa", False, False),
+        ("ABC", True, False),
+        ("ABCABC", True, False),
+        ("ABCd", True, True),
+        ("AB!c", False, False),
+        ("ABC!", False, False),
+        ("ABC!ab", False, False),
+        ("!abc", True, True),
+    ],
+)
+def test_a_provider_that_refuses_everything_is_given_up(
+    story: str, in_doubt: bool, given_up: bool
+) -> None:
+    refusals, verdicts = Refusals(), [False]
+    for what in story:
+        if what == "!":
+            refusals.answered()
+        else:
+            verdicts.append(refusals.refused(what.lower(), in_flight=2 if what.isupper() else 0))
+    assert refusals.in_doubt == in_doubt
+    assert verdicts[-1] == given_up and not any(verdicts[:-1])
 
 
 def test_a_probe_that_says_nothing_is_replaced() -> None:

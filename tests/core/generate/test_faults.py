@@ -26,6 +26,7 @@ from tests.core.generate.rig import (
     says,
     serving,
     streams,
+    waits,
 )
 
 CASES = SHARED / "cases"
@@ -336,6 +337,51 @@ async def test_a_provider_that_refuses_everything_is_stopped(status: int) -> Non
         run = Run(router, prompts_of(10), max_in_flight=1)
         result = await run.go()
     assert result.reason == "stopped" and result.pending == 9 and len(router.bodies) == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_refusals_that_come_before_the_first_answers_stop_nobody(stream: bool) -> None:
+    """A refusal comes at once, an answer in its time: at the start every reply there is may be
+    one."""
+    refused = says(b"", 403)
+    answer = streams(events_of(completion())) if stream else says()
+    router = Router(*[waits(answer)] * 2, *[refused] * 6, *[waits(answer)] * 4, otherwise=answer)
+    async with serving(router):
+        run = Run(router, prompts_of(12), max_in_flight=8, openrouter={"stream": stream})
+        going = asyncio.create_task(run.go())
+        await router.until(lambda r: r.held >= 2)
+        while len(run.rollouts) < 6:
+            await asyncio.sleep(0)
+        sent = len(router.bodies)
+        router.release.set()
+        result = await going
+    assert (result.reason, result.outcomes) == ("", {"ok": 12})
+    assert 8 <= sent <= 10, "with three refusals nothing more leaves before somebody answers"
+    assert run.check_books() == pytest.approx(0.012)
+
+
+async def test_a_stream_that_has_begun_clears_its_provider() -> None:
+    """Its end may be minutes away."""
+    begun = streams(events_of(completion())[:1], then="wait")
+    router = Router(waits(begun), *[says(b"", 404)] * 4, otherwise=says())
+    async with serving(router):
+        run = Run(router, prompts_of(7), max_in_flight=5, openrouter={"stream": True})
+        going = asyncio.create_task(run.go())
+        while len(run.rollouts) < 4:
+            await asyncio.sleep(0)
+        router.release.set()
+        while len(run.outcomes) < 6:
+            await asyncio.sleep(0)
+        run.generator.sever()
+        result = await going
+    assert result.outcomes == {"ok": 6, "aborted": 1}
+
+
+async def test_a_prompt_that_nobody_serves_stops_nobody() -> None:
+    router = Router(otherwise=says(b"", 403))
+    run = await one(router, attempts_unpaid=4)
+    assert len(router.bodies) == 4
+    assert [o.error_class for o in run.outcomes] == ["forbidden"] and run.check_books() == 0
 
 
 async def test_server_errors_end_after_their_attempts() -> None:
