@@ -209,6 +209,7 @@ class MemoryFile:
         self.lines: list[Any] = []
         self.full_after: int | None = None
         self.fault: Exception | None = None
+        self.changed = asyncio.Event()
 
     async def append(self, record: Any, durable: bool = False) -> None:
         self.post(record)
@@ -217,6 +218,13 @@ class MemoryFile:
 
     def post(self, record: Any) -> None:
         self.lines.append(record)
+        self.changed.set()
+
+    async def until(self, count: int) -> None:
+        """So many lines are there."""
+        while len(self.lines) < count:
+            self.changed.clear()
+            await asyncio.wait_for(self.changed.wait(), 30)
 
 
 def accepts(rollout: Rollout, prompt: Prompt, ids: list[int]) -> Sample:

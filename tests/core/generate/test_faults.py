@@ -350,8 +350,7 @@ async def test_refusals_that_come_before_the_first_answers_stop_nobody(stream: b
         run = Run(router, prompts_of(12), max_in_flight=8, openrouter={"stream": stream})
         going = asyncio.create_task(run.go())
         await router.until(lambda r: r.held >= 2)
-        while len(run.rollouts) < 6:
-            await asyncio.sleep(0)
+        await run.completions.until(6)
         sent = len(router.bodies)
         router.release.set()
         result = await going
@@ -367,11 +366,9 @@ async def test_a_stream_that_has_begun_clears_its_provider() -> None:
     async with serving(router):
         run = Run(router, prompts_of(7), max_in_flight=5, openrouter={"stream": True})
         going = asyncio.create_task(run.go())
-        while len(run.rollouts) < 4:
-            await asyncio.sleep(0)
+        await run.completions.until(4)
         router.release.set()
-        while len(run.outcomes) < 6:
-            await asyncio.sleep(0)
+        await run.completions.until(4 + 6)
         run.generator.sever()
         result = await going
     assert result.outcomes == {"ok": 6, "aborted": 1}
