@@ -17,6 +17,9 @@ from core.providers.price import finite
 MESSAGE_CHARS = 300
 MAX_RETRY_AFTER_S = 3_600.0
 BOM = "\ufeff"
+UNREADABLE = (ValueError, RecursionError)
+"""What parsing foreign JSON may raise. What the bill cannot be read from is judged with the
+content."""
 KEPT_HEADERS = frozenset(
     {"retry-after", "content-type", "x-generation-id", "x-request-id", "cf-ray", "date"}
 )

@@ -9,9 +9,6 @@ import asyncio
 import contextlib
 import errno
 import resource
-import time
-from collections import deque
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,16 +17,13 @@ import msgspec
 
 from core.errors import ProviderError
 from core.providers import base
-from core.providers.classify import error_in_body, has_error, kept_headers, parse_json
-from core.providers.sse import DONE, SseParser
+from core.providers.classify import UNREADABLE, kept_headers, parse_json
+from core.providers.stream import collect_events
 from core.schema import pack_reply
 
 FDS_KEPT_BACK = 64
 DNS_CACHE_S = 300
 KEEPALIVE_S = 75.0
-TAIL_EVENTS = 8
-UNREADABLE = (ValueError, RecursionError)
-"""What an event may be that the bill cannot be read from: judging the content names the fault."""
 MAX_CONTROL_BYTES = 32 << 20
 """OpenRouter's list of all models, the longest answer that is asked for, has 1.5 MB."""
 CONTROL_TIMEOUT = aiohttp.ClientTimeout(total=20.0)
@@ -153,7 +147,7 @@ class HttpClient:
 
     async def _collect(self, reply: aiohttp.ClientResponse, flight: base.Flight) -> None:
         if flight.kind == "sse":
-            await collect_events(reply.content.iter_any(), flight)
+            await collect_events(reply.content, flight)
             return
         clock = asyncio.get_running_loop().time
         async for chunk in reply.content.iter_any():
@@ -217,75 +211,3 @@ class HttpClient:
 
     async def close(self) -> None:
         await self._session.close()
-
-
-async def collect_events(chunks: AsyncIterator[bytes], flight: base.Flight) -> None:
-    """Read a stream to its end. Only the first event and the last few are decoded; the others are
-    counted.
-
-    Fills `flight.body` with the fields that the bill and the class need: id, provider, model,
-    usage, finish_reason. Raises UpstreamError and its kin for an error event, StreamIncomplete when
-    no event says that the answer ended."""
-    parser = SseParser()
-    clock = asyncio.get_running_loop().time
-    last: deque[bytes] = deque(maxlen=TAIL_EVENTS)
-    done = False
-    async for chunk in chunks:
-        flight.take(chunk)
-        payloads = parser.feed(chunk)
-        flight.comments = parser.comments
-        if not payloads:
-            continue
-        flight.last_at = clock()
-        if flight.first_at is None:
-            flight.first_at = flight.last_at
-            _open_stream(payloads[0], flight)
-        flight.events += len(payloads)
-        last.extend(payloads)
-        done = done or payloads[-1] == DONE
-        for payload in payloads:
-            if b'"error"' in payload:
-                _note_error(payload, flight)
-    for payload in last:
-        if b'"finish_reason":null' not in payload or b'"usage"' in payload:
-            _note(payload, flight)
-    if failed := flight.body.get("error"):
-        raise error_in_body(failed, flight.headers, time.time(), streamed=flight.events > 1) or (
-            base.UpstreamError("error event")
-        )
-    if not done and "finish_reason" not in flight.body:
-        raise base.StreamIncomplete(f"{flight.events} events, no finish reason, no end")
-
-
-def _open_stream(payload: bytes, flight: base.Flight) -> None:
-    with contextlib.suppress(*UNREADABLE):
-        event = parse_json(payload)
-        if isinstance(event, dict):
-            for key in ("id", "provider", "model"):
-                if name := base.name_in(event.get(key)):
-                    flight.body[key] = name
-            flight.provider = flight.body.get("provider", flight.provider)
-            flight.known(flight.body.get("id"))
-
-
-def _note(payload: bytes, flight: base.Flight) -> None:
-    """Keep what an event of the stream's end says. An event that is not JSON is judged with the
-    content."""
-    if payload == DONE:
-        return
-    with contextlib.suppress(*UNREADABLE):
-        event = parse_json(payload)
-        if not isinstance(event, dict):
-            return
-        if isinstance(event.get("usage"), dict):
-            flight.body["usage"] = event["usage"]
-        for choice in event.get("choices") or ():
-            if isinstance(choice, dict) and choice.get("finish_reason"):
-                flight.body["finish_reason"] = choice["finish_reason"]
-
-
-def _note_error(payload: bytes, flight: base.Flight) -> None:
-    with contextlib.suppress(*UNREADABLE):
-        event = parse_json(payload)
-        if isinstance(event, dict) and has_error(event):
-            flight.body["error"] = event

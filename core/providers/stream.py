@@ -1,0 +1,149 @@
+"""A reply that arrives as a stream of events: bytes into a Flight, and of the events what the bill
+and the class need.
+
+Promises: every byte that arrived is kept, whichever way the stream ends; only the first event and
+the last few are decoded, the others are counted. What arrives within GATHER_S is taken together: a
+stream of 30 events/s then wakes its reader five times a second instead of thirty. Knows nothing of
+models."""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+
+import aiohttp
+
+from core.providers import base
+from core.providers.classify import UNREADABLE, error_in_body, has_error, parse_json
+from core.providers.sse import DONE, SseParser
+
+TAIL_EVENTS = 8
+GATHER_S = 0.2
+"""A wake-up costs about 20 microseconds however many events it brings; 60,000 of them a second
+would be more than a core. No timeout and no screen is finer than this."""
+
+
+async def collect_events(content: aiohttp.StreamReader, flight: base.Flight) -> None:
+    """Read a stream to its end.
+
+    Fills `flight.body` with the fields that the bill and the class need: id, provider, model,
+    usage, finish_reason. Raises UpstreamError and its kin for an error event, StreamIncomplete when
+    no event says that the answer ended."""
+    events, pause = _Events(flight), _Pause(content)
+    try:
+        while chunk := await content.readany():
+            events.take(chunk)
+            if flight.first_at is not None:
+                await pause.wait()
+    except (aiohttp.ClientError, OSError, asyncio.CancelledError):
+        with contextlib.suppress(base.ReplyTooLarge):
+            # The public readers raise first and forget what had arrived before.
+            events.take(content._read_nowait(-1))
+        raise
+    events.finish()
+
+
+class _Pause:
+    """GATHER_S, or less: the end of the stream ends it."""
+
+    __slots__ = ("_ended", "_loop", "_waiter")
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._ended = False
+        content.on_eof(self._end)
+
+    async def wait(self) -> None:
+        if self._ended:
+            return
+        self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(GATHER_S, self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Events:
+    """The stream so far."""
+
+    def __init__(self, flight: base.Flight) -> None:
+        self._flight = flight
+        self._parser = SseParser()
+        self._last: deque[bytes] = deque(maxlen=TAIL_EVENTS)
+        self._done = False
+        self._clock = asyncio.get_running_loop().time
+
+    def take(self, chunk: bytes) -> None:
+        """Raises ReplyTooLarge."""
+        flight = self._flight
+        flight.take(chunk)
+        payloads = self._parser.feed(chunk)
+        flight.comments = self._parser.comments
+        if not payloads:
+            return
+        flight.last_at = self._clock()
+        if flight.first_at is None:
+            flight.first_at = flight.last_at
+            _open_stream(payloads[0], flight)
+        flight.events += len(payloads)
+        self._last.extend(payloads)
+        self._done = self._done or payloads[-1] == DONE
+        for payload in payloads:
+            if b'"error"' in payload:
+                _note_error(payload, flight)
+
+    def finish(self) -> None:
+        flight = self._flight
+        for payload in self._last:
+            if b'"finish_reason":null' not in payload or b'"usage"' in payload:
+                _note(payload, flight)
+        if failed := flight.body.get("error"):
+            raise error_in_body(failed, flight.headers, time.time(), flight.events > 1) or (
+                base.UpstreamError("error event")
+            )
+        if not self._done and "finish_reason" not in flight.body:
+            raise base.StreamIncomplete(f"{flight.events} events, no finish reason, no end")
+
+
+def _open_stream(payload: bytes, flight: base.Flight) -> None:
+    with contextlib.suppress(*UNREADABLE):
+        event = parse_json(payload)
+        if isinstance(event, dict):
+            for key in ("id", "provider", "model"):
+                if name := base.name_in(event.get(key)):
+                    flight.body[key] = name
+            flight.provider = flight.body.get("provider", flight.provider)
+            flight.known(flight.body.get("id"))
+
+
+def _note(payload: bytes, flight: base.Flight) -> None:
+    """Keep what an event of the stream's end says. An event that is not JSON is judged with the
+    content."""
+    if payload == DONE:
+        return
+    with contextlib.suppress(*UNREADABLE):
+        event = parse_json(payload)
+        if not isinstance(event, dict):
+            return
+        if isinstance(event.get("usage"), dict):
+            flight.body["usage"] = event["usage"]
+        for choice in event.get("choices") or ():
+            if isinstance(choice, dict) and choice.get("finish_reason"):
+                flight.body["finish_reason"] = choice["finish_reason"]
+
+
+def _note_error(payload: bytes, flight: base.Flight) -> None:
+    with contextlib.suppress(*UNREADABLE):
+        event = parse_json(payload)
+        if isinstance(event, dict) and has_error(event):
+            flight.body["error"] = event
