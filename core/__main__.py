@@ -17,6 +17,10 @@ def main(argv: list[str]) -> int:
         from core.embedded.gateway import main as gateway
 
         return gateway(arguments)
+    if what == "judge":
+        from core.pipeline.judge_process import main as judge
+
+        return judge(arguments)
     from core.cli import main as cli  # `python -m core halt RUN` does what `eyas halt RUN` does
 
     return cli(argv)

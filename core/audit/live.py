@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from core import config
 from core.audit.canary import Canaries
 from core.audit.reading import Reader, Toolboxes, asked
-from core.audit.rules import Case, findings
+from core.audit.rules import WATCHED, Case, findings
 from core.audit.tripwires import Observation, Tripwires
 from core.conventions import COUNTED, is_suspect, stop_offset
 from core.events import Canary, Tripwire
@@ -47,11 +47,10 @@ class Inspector:
         self._reader = Reader(renderer)
         self._toolboxes = Toolboxes()
 
-    def inspect(self, sample: Sample, prompt: Prompt) -> tuple[Observation, list[Finding]]:
+    def inspect(self, sample: Sample, prompt: Prompt) -> Observation:
         """What one sample shows."""
         case = Case(sample, asked(prompt, self._toolboxes), self._reader.read(sample))
-        found = findings(case)
-        return observation(sample, found, case.asked.tools is not None), found
+        return observation(sample, findings(case, WATCHED), case.asked.tools is not None)
 
 
 class LiveAudit:

@@ -7,7 +7,7 @@ time: habits of a provider and differences between arms are `semantics`. No file
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -54,9 +54,9 @@ class Case(msgspec.Struct, frozen=True):
 Rule = Callable[[Case], Iterator[Remark]]
 
 
-def findings(case: Case) -> list[Finding]:
-    """Remarks as findings. What the target itself does (`OWN`, with the server's ids) is no error:
-    a drafter has to follow the target, mistakes included."""
+def findings(case: Case, rules: Sequence[Rule] | None = None) -> list[Finding]:
+    """Remarks as findings, of all RULES unless told otherwise. What the target itself does (`OWN`,
+    with the server's ids) is no error: a drafter has to follow the target, mistakes included."""
     sample = case.sample
     own = OWN if sample.verdict == "exact" else frozenset()
     return [
@@ -69,7 +69,7 @@ def findings(case: Case) -> list[Finding]:
             provider=sample.provider,
             spans=remark.spans,
         )
-        for rule in RULES
+        for rule in (RULES if rules is None else rules)
         for remark in rule(case)
     ]
 
@@ -309,6 +309,8 @@ RULES: tuple[Rule, ...] = (
     repetition,
     flags,
 )
+WATCHED: tuple[Rule, ...] = (prompt_count, finish, leaks, tool_names, tool_arguments, flags)
+"""What the tripwires count. The rest costs as much again and can wait for the audit."""
 OWN = frozenset(
     {
         "undeclared_tool",

@@ -89,7 +89,7 @@ class GenerateStage:
             )
             if give_up:
                 return await abandon(config, self._prompts, ports)
-            judges.start()
+            await judges.start()
             self._generator = self._watch.scopes = Generator(config, self._prompts, ports)
             return await self._generator.run()
         finally:

@@ -86,7 +86,7 @@ async def engine(options: Any) -> dict[str, float]:
         run = RunDir(Path(folder))
         completions, spend = Appender(run.completions), Appender(run.spend)
         judges = Judges(config, renderer, StopOffsets(), print)
-        judges.start()
+        await judges.start()
 
         async def judged(rollout: Rollout, prompt: Prompt, ids: list[int]) -> Sample:
             return (await judges.judge(rollout, prompt, ids)).sample

@@ -4,14 +4,19 @@ process has died."""
 import asyncio
 import os
 import signal
+import sys
+from collections.abc import Callable
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from core.config import parse
-from core.pipeline import judging
-from core.pipeline.judging import PROCESS_FROM, Judged, Judges
-from core.reconstruct import StopOffsets
+from core.conventions import LEARN_SAMPLES
+from core.pipeline import judge_process
+from core.pipeline.judge_process import Desk, Judged
+from core.pipeline.judging import PROCESS_FROM, Judges
+from core.reconstruct import StopOffsets, observe
 from core.schema import Prompt, Rollout, Usage
 from tests.core.generate.rig import renderer
 from tests.faults.rig import wait_for
@@ -21,7 +26,7 @@ IDS = [1, 2, 3]
 
 def answer(number: int) -> tuple[Rollout, Prompt]:
     text = f"It is {number}."
-    tokens = len(renderer().tokenizer.encode_ordinary(text)) + 2
+    tokens = len(renderer().tokenizer.encode_ordinary(text)) + 1  # the stop token
     prompt = Prompt(
         prompt_id=f"p{number}",
         twin_id=f"t{number}",
@@ -54,17 +59,34 @@ async def judged(judges: Judges, numbers: range) -> list[Judged]:
     return await asyncio.gather(*(judges.judge(*answer(n), IDS) for n in numbers))
 
 
+def many(warn: Callable[[str], None]) -> Judges:
+    """Judges with a process."""
+    config = parse({"generate": {"max_in_flight": PROCESS_FROM}}, "test")
+    return Judges(config, renderer(), StopOffsets(), warn)
+
+
+def pid_of(judges: Judges) -> int:
+    assert judges._process is not None and judges._process.pid is not None
+    return judges._process.pid
+
+
+async def gone(pid: int) -> None:
+    await asyncio.to_thread(wait_for, lambda: not psutil.pid_exists(pid), "the process to end")
+
+
+DIED = "the judging process died; judging goes on inside the engine, slower"
+
+
 async def test_a_process_that_cannot_start_is_done_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refused(*_: object) -> int:
+    async def refused(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("multiprocessing.util.spawnv_passfds", refused)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refused)
     warnings: list[str] = []
-    many = parse({"generate": {"max_in_flight": PROCESS_FROM}}, "test")
-    judges = Judges(many, renderer(), StopOffsets(), warnings.append)
-    judges.start()
+    judges = many(warnings.append)
+    await judges.start()
     try:
         assert len(await judged(judges, range(5))) == 5
     finally:
@@ -77,39 +99,82 @@ async def test_a_process_that_cannot_start_is_done_without(
 
 async def test_a_process_that_died_while_nobody_asked_is_done_without() -> None:
     warnings: list[str] = []
-    many = parse({"generate": {"max_in_flight": PROCESS_FROM}}, "test")
-    judges = Judges(many, renderer(), StopOffsets(), warnings.append)
-    judges.start()
+    judges = many(warnings.append)
+    await judges.start()
     assert len(await judged(judges, range(3))) == 3
-    pool = judges._pool
-    assert pool is not None
-    (process,) = pool._processes.values()
-    process.kill()
-    await asyncio.to_thread(wait_for, lambda: bool(pool._broken), "the pool to notice")
+    os.kill(pid_of(judges), signal.SIGKILL)
+    await gone(pid_of(judges))
     assert len(await judged(judges, range(5))) == 5
     await judges.close()
-    assert warnings == ["the judging process died; judging goes on inside the engine, slower"]
+    assert warnings == [DIED]
 
 
 async def test_a_process_judges_as_threads_do_and_its_death_is_survived() -> None:
     warnings: list[str] = []
     few = parse({"generate": {"max_in_flight": 8}}, "test")
-    many = parse({"generate": {"max_in_flight": PROCESS_FROM}}, "test")
     threads = Judges(few, renderer(), StopOffsets(), warnings.append)
-    threads.start()
-    process = Judges(many, renderer(), StopOffsets(), warnings.append)
-    process.start()
+    await threads.start()
+    process = many(warnings.append)
+    await process.start()
     try:
         expected = await judged(threads, range(100))
         assert await judged(process, range(100)) == expected
         assert expected[7].sample.prompt_id == "p7" and expected[7].seen.provider == "alder"
-        assert process._pool is not None and threads._pool is None
-        os.kill(next(iter(process._pool._processes)), signal.SIGKILL)
-        assert await judged(process, range(100, 140)) == await judged(threads, range(100, 140))
-        assert warnings == ["the judging process died; judging goes on inside the engine, slower"]
+        assert threads._process is None
+        waiting = asyncio.create_task(judged(process, range(100, 140)))
+        await asyncio.sleep(0)
+        os.kill(pid_of(process), signal.SIGKILL)
+        assert await waiting == await judged(threads, range(100, 140))
+        assert warnings == [DIED]
     finally:
         await threads.close()
         await process.close()
+
+
+async def test_what_cannot_be_packed_or_fails_there_is_judged_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lone surrogates on the way there, and on the way back; the process stays."""
+    warnings: list[str] = []
+    judges = many(warnings.append)
+    await judges.start()
+    rollout, prompt = answer(1)
+    assert rollout.reply_raw is not None
+    raw = rollout.reply_raw
+    there = replace(rollout, reply_raw=raw.replace("It", "\ud800t"))
+    back = replace(rollout, reply_raw=raw.replace("It", r"\ud800t"))
+    try:
+        for odd in (there, back):
+            sample = (await judges.judge(odd, prompt, IDS)).sample
+            assert (sample.verdict, sample.error_class) == ("rejected", "lone_surrogate")
+        broken = replace(rollout, usage=None)
+        with pytest.raises(AttributeError, match="NoneType"):
+            await judges.judge(broken, prompt, IDS)
+        monkeypatch.setattr(Desk, "judge", None)  # nobody but the process
+        assert (await judges.judge(rollout, prompt, IDS)).sample.verdict == "consistent"
+    finally:
+        await judges.close()
+    assert warnings == []
+
+
+async def test_what_was_learned_meanwhile_counts_for_the_next_reply() -> None:
+    offsets = StopOffsets()
+    config = parse({"generate": {"max_in_flight": PROCESS_FROM}}, "test")
+    judges = Judges(config, renderer(), offsets, print)
+    await judges.start()
+    rollout, prompt = answer(1)
+    count = rollout.usage.completion_tokens
+    assert count is not None
+    short = replace(rollout, usage=Usage(prompt_tokens=3, completion_tokens=count - 1))
+    try:
+        before = (await judges.judge(short, prompt, IDS)).sample
+        for number in range(LEARN_SAMPLES):
+            one = (await judges.judge(*answer(number), IDS)).sample
+            observe(offsets, one)
+        after = (await judges.judge(short, prompt, IDS)).sample
+    finally:
+        await judges.close()
+    assert (before.verdict, after.verdict) == ("consistent", "mismatch")
 
 
 @pytest.mark.parametrize("limit", ["MOST_S", "CLOSE_S"])
@@ -117,20 +182,39 @@ async def test_a_process_that_answers_nothing_is_killed(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[str] = []
-    many = parse({"generate": {"max_in_flight": PROCESS_FROM}}, "test")
-    judges = Judges(many, renderer(), StopOffsets(), warnings.append)
-    judges.start()
+    judges = many(warnings.append)
+    await judges.start()
     assert len(await judged(judges, range(3))) == 3
-    assert judges._pool is not None
-    (process,) = judges._pool._processes.values()
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(judging, limit, 0.2)
+    pid = pid_of(judges)
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(judge_process, limit, 0.2)
     if limit == "MOST_S":
         assert len(await judged(judges, range(5))) == 5
     await judges.close()
-    pid = process.pid
-    await asyncio.to_thread(wait_for, lambda: not psutil.pid_exists(pid), "the process to end")
+    await gone(pid)
     assert [w.split(";")[0] for w in warnings] == (
         ["the judging process gave no answer for 0 s"] if limit == "MOST_S" else []
     )
+
+
+async def test_a_killed_engine_leaves_no_process_behind() -> None:
+    """Its stdin ends, whatever signals the group was sent."""
+    program = (
+        "import asyncio, os, signal\n"
+        "from tests.core.test_judging import many, pid_of\n"
+        "async def main():\n"
+        "    judges = many(print)\n"
+        "    await judges.start()\n"
+        "    print(pid_of(judges), flush=True)\n"
+        "    await asyncio.sleep(3600)\n"
+        "asyncio.run(main())\n"
+    )
+    engine = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    assert engine.stdout is not None
+    pid = int(await engine.stdout.readline())
+    os.killpg(engine.pid, signal.SIGTERM)
+    engine.kill()
+    await engine.wait()
+    await gone(pid)

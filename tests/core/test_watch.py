@@ -44,7 +44,7 @@ def test_a_provider_whose_replies_are_paid_and_not_kept_is_stopped(
             one = sample(
                 sample_id=f"{provider}{i}", provider=provider, verdict=verdict, cost_usd=0.002
             )
-            watch.sampled(inspector.inspect(one, prompt())[0])
+            watch.sampled(inspector.inspect(one, prompt()))
     trips = [e for e in events if isinstance(e, ev.Tripwire)]
     assert [t.name for t in trips] == names and halts == []
     assert scopes.stopped == [("provider", "A", f"tripwire {name}") for name in names]

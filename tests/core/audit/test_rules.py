@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.audit.live import observation
 from core.audit.reading import Toolbox, Toolboxes, asked, canonical_arguments
-from core.audit.rules import LOOP_TOKENS, distinct_ngrams, findings, looping_tail
+from core.audit.rules import LOOP_TOKENS, WATCHED, distinct_ngrams, findings, looping_tail
 from core.schema import Sample, ToolCall
 from tests.core.audit.builders import WEATHER, call, case_of, prompt, sample
 
@@ -94,6 +95,9 @@ BROKEN = [
 @pytest.mark.parametrize(("one", "expected"), [b[1:] for b in BROKEN], ids=[b[0] for b in BROKEN])
 def test_broken_samples(one: Sample, expected: dict[str, str]) -> None:
     assert rules_of(one) == expected
+    case = case_of(one, prompt(TOOLS))
+    seen = observation(one, findings(case, WATCHED), has_tools=True)
+    assert seen == observation(one, findings(case), has_tools=True)
 
 
 def test_what_the_target_does_itself_is_no_error() -> None:

@@ -464,8 +464,8 @@ def test_live_audit_from_sample_to_trip() -> None:
     events: list[Any] = []
     for i in range(40):
         one = sample(calls=[call("{}")], twin_id=f"t{i}")
-        seen, found = inspector.inspect(one, prompt([WEATHER]))
-        assert [f.rule for f in found] == ["arguments_schema"]
+        seen = inspector.inspect(one, prompt([WEATHER]))
+        assert seen.schema_invalid
         events += live.observe(seen)
     kinds = [type(e).__name__ for e in events]
     assert kinds == ["Canary", "Tripwire"]
