@@ -17,7 +17,7 @@ from core.embedded.billing import PROVIDERS, Charge, Ledger, Provider
 from core.embedded.books import Lines, read_books
 from core.embedded.distort import distort, early_tools
 from core.embedded.faults import Hits, Plan
-from core.embedded.jobs import Ask, Job, Source
+from core.embedded.jobs import Ask, Job, Source, sample_key
 from core.embedded.replies import (
     SECTION,
     THINK_END,
@@ -207,7 +207,7 @@ class Desk:
         )
         if not gen.prompt_ids:
             # Nothing was rendered: the content stands for the prompt.
-            ask.replay_key = Ask(list(order.content), seed=gen.seed).key
+            ask.replay_key = sample_key(gen.seed, order.content)
         return ask
 
     async def _finish(self, gen: Generation, provider: Provider | None) -> None:

@@ -33,6 +33,7 @@ from core.embedded.replay import ReplaySource
 from core.embedded.sglang_api import SGLangApi
 from core.embedded.sglang_info import SGLangInfo
 from core.errors import EXIT_DONE, EXIT_FAILED, EyasError, UsageError
+from core.memory import rare_collections
 from core.render.base import Renderer, load_renderer
 from core.store import write_atomic
 
@@ -248,8 +249,9 @@ async def serve(options: argparse.Namespace) -> None:
             "base_url_sglang": base,
         }
         write_atomic(options.ready, dumps(ready))
-    await stop.wait()
-    await runner.cleanup()
+    with rare_collections():
+        await stop.wait()
+        await runner.cleanup()
     await gateway.desk.close()
     gateway.arrivals.close()
 

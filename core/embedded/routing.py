@@ -5,6 +5,7 @@ There is no failover after a choice: what goes wrong at the chosen provider is a
 with its name.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,8 +60,12 @@ def candidates(
 
 def matches(provider: Provider, slug: str) -> bool:
     """A base slug or a name matches all variants; a slug with a slash one of them."""
-    wanted = slug.lower()
-    return wanted in (provider.name.lower(), provider.tag.lower(), provider.tag.split("/")[0])
+    return slug.lower() in _names(provider.name, provider.tag)
+
+
+@functools.cache
+def _names(name: str, tag: str) -> tuple[str, str, str]:
+    return name.lower(), tag.lower(), tag.split("/")[0]
 
 
 def _allowed(provider: Provider, wish: Preferences) -> bool:

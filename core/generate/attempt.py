@@ -8,7 +8,7 @@ dispatcher's business."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -36,7 +36,6 @@ class Aloft:
     __slots__ = (
         "alone",
         "begun",
-        "dispatched",
         "flight",
         "item",
         "key",
@@ -45,6 +44,7 @@ class Aloft:
         "request",
         "started_at",
         "task",
+        "written",
     )
 
     def __init__(self, item: Item, lane: Lane, request: base.CompletionRequest, now: float) -> None:
@@ -56,9 +56,10 @@ class Aloft:
         self.started_at = now
         self.reason = ""
         self.begun = False
-        self.dispatched = False
         self.alone = False
         self.task: asyncio.Task[Any] | None = None
+        self.written: Awaitable[None]
+        """Its dispatch line, before which nothing leaves."""
 
     def cut(self, reason: str) -> None:
         """Stop it at its next step, which for a request that has not left means that it never
@@ -128,6 +129,7 @@ class Attempts:
                 prompt, item.attempt, lane, flight
             )
         self.aloft[aloft.key] = aloft
+        aloft.written = self.books.dispatch(prompt, item.attempt, lane)
         return aloft
 
     async def fly(
@@ -147,8 +149,6 @@ class Attempts:
         now = asyncio.get_running_loop().time()
         bill = await self.books.settle(aloft.item.prompt, aloft.key[1], aloft.lane, left, reply)
         settled(aloft, bill, cut)
-        if not aloft.dispatched:  # no line opened it, so none closes it
-            bill = msgspec.structs.replace(bill, line=None)
         failure = reply.failure
         timings = None
         if flight.left_at is not None:
@@ -179,9 +179,7 @@ class Attempts:
         provider = aloft.lane.provider
         aloft.begun = True
         try:
-            if not aloft.reason:
-                aloft.dispatched = True
-                await self.books.dispatch(aloft.item.prompt, aloft.key[1], aloft.lane)
+            await aloft.written
             if not aloft.reason:
                 return await provider.complete(aloft.request, aloft.flight), ""
         except asyncio.CancelledError:

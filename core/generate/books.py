@@ -7,7 +7,7 @@ and stays marked. Knows the budget, the spend file and the look-up of providers.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import msgspec
 
@@ -63,11 +63,11 @@ class Books:
         """What went wrong with a line that nobody waited for; a full disk has its own alarm."""
         return self._spend.fault
 
-    async def dispatch(self, prompt: Prompt, attempt: int, lane: Lane) -> None:
-        """Written, not yet fsynced: a killed process keeps it, and a request must not wait for a
-        disk."""
+    def dispatch(self, prompt: Prompt, attempt: int, lane: Lane) -> Awaitable[None]:
+        """Handed over now, done when written, not yet fsynced: a killed process keeps it, and a
+        request must not wait for a disk."""
         key = (prompt.prompt_id, attempt)
-        await self._spend.append(
+        return self._spend.append(
             SpendLine(
                 ts=time.time(),
                 kind="dispatch",

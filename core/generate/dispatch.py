@@ -21,12 +21,12 @@ from core.generate.board import Board
 from core.generate.books import LOOKUP_DELAYS_S, Books
 from core.generate.landing import Lander
 from core.generate.lanes import Lane
-from core.generate.memory import rare_collections
 from core.generate.ports import GenerateResult, Ports
 from core.generate.pump import Pump
 from core.generate.queues import Queues
 from core.generate.request import sampling_of
 from core.limit import Limit
+from core.memory import rare_collections
 from core.offload import Workers
 from core.providers import make_provider
 from core.providers.base import Advice, Provider
@@ -65,6 +65,7 @@ class Generator:
         self._providers: dict[str, Provider] = {}
         self._lander = Lander(config, ports, self._attempts, self._queues, self._board, self._lanes)
         self._lander.wake = self._wake_up
+        self._lander.send = self._send
         self._lander.halt = self.halt
         self._gate = self._lander.gate
         self._wake = asyncio.Event()
@@ -282,9 +283,8 @@ class Generator:
             self._wake.clear()
             now = loop.time()
             wait_s: float | None = None
+            self._send()
             if self._gate.is_open:
-                self._queues.due(now)
-                self._pump.pump(now)
                 wait_s = self._pump.next_wait(now)
             if self._idle():
                 return
@@ -293,6 +293,13 @@ class Generator:
                     await self._wake.wait()
             except TimeoutError:
                 continue
+
+    def _send(self) -> None:
+        """In the step in which a slot became free: a step is 20 ms at 2,000 in flight."""
+        if self._gate.is_open:
+            now = asyncio.get_running_loop().time()
+            self._queues.due(now)
+            self._pump.pump(now)
 
     def _idle(self) -> bool:
         if self._tasks or self._pump.rendering:

@@ -69,6 +69,7 @@ class Lander:
         self._at_start: dict[str, Patience] = {}
         self.gate = Gate()
         self.wake: Callable[[], None] = lambda: None
+        self.send: Callable[[], None] = lambda: None
         self.halt: Callable[[str, str], None] = lambda source, by: None
 
     async def carry(self, aloft: Aloft) -> None:
@@ -149,6 +150,7 @@ class Lander:
                 f"billed ${bill.over_usd:.6f} more than its prices allow; "
                 "the budget cannot hold on it",
             )
+        self.send()
         if gate.is_open or aloft.flight.left_at is None:
             return
         if cut == "sever":

@@ -11,6 +11,7 @@ a killed engine leaves none behind. Knows frames and jobs, nothing of what follo
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import struct
@@ -51,6 +52,9 @@ class Job(NamedTuple):
 
 
 class Judged(NamedTuple):
+    """`sample` without its ids and segments: a thousand numbers a reply that nobody in the engine
+    reads, and that the reconstruct stage makes again."""
+
     sample: Sample
     seen: Observation
 
@@ -64,7 +68,8 @@ class Desk:
 
     def judge(self, job: Job, offsets: StopOffsets) -> Judged:
         sample = judge(job.rollout, job.prompt, self._renderer, offsets, job.ids)
-        return Judged(sample, self._inspector.inspect(sample, job.prompt))
+        seen = self._inspector.inspect(sample, job.prompt)
+        return Judged(msgspec.structs.replace(sample, token_ids=[], segments=[]), seen)
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -109,6 +114,7 @@ class JudgeProcess:
             stdout=asyncio.subprocess.PIPE,
             limit=READ_BYTES,
         )
+        _widen(self._process)
         self._write(_frame(self._config))
         self._listening = asyncio.create_task(self._listen())
 
@@ -193,6 +199,14 @@ class JudgeProcess:
             self._kill()
             await process.wait()
         await self._listening
+
+
+def _widen(process: asyncio.subprocess.Process) -> None:
+    """A pipe of a megabyte (64 kB are 16 replies), where the system has one so large."""
+    assert process.stdin is not None
+    pipe = process.stdin.transport.get_extra_info("pipe")
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, READ_BYTES)
 
 
 def _answer(future: asyncio.Future[Judged | None], packed: bytes | None) -> None:

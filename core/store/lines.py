@@ -143,16 +143,16 @@ class Appender:
         self._thread = threading.Thread(target=self._run, name=f"append-{path.name}", daemon=True)
         self._thread.start()
 
-    async def append(self, record: Any, durable: bool = False) -> None:
-        """Return when the record's line is in the file (`durable`: and fsynced, at most
-        FSYNC_S later). Raises DiskFull (the record is kept, see above) or StoreError.
+    def append(self, record: Any, durable: bool = False) -> asyncio.Future[None]:
+        """Hand over now; done when the record's line is in the file (`durable`: and fsynced, at
+        most FSYNC_S later), with DiskFull (the record is kept, see above) or StoreError otherwise.
         Cancelling the wait does not undo it."""
         loop = asyncio.get_running_loop()
         if self._replies is None or self._replies.loop is not loop:
             self._replies = Replies(loop)
         future: asyncio.Future[None] = loop.create_future()
         self._put(_Item(record, durable, partial(self._replies.deliver, future, None)))
-        await future
+        return future
 
     def post(self, record: Any) -> None:
         """The same from any thread, without waiting. Order of calls is order of lines."""

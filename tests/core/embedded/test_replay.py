@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from core.embedded.jobs import Ask
+from core.embedded.jobs import Ask, sample_key
 from core.embedded.replay import ReplaySource
 from core.embedded.replies import Mode, collect, parse
 from core.errors import UsageError
@@ -101,3 +103,13 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("")
     with pytest.raises(UsageError, match="no recorded completion"):
         ReplaySource.load(tmp_path / "empty", None)
+
+
+@given(st.binary(max_size=300), st.integers(0, 1 << 40))
+def test_bytes_are_the_same_ids_as_a_list_of_them(content: bytes, seed: int) -> None:
+    assert sample_key(seed, content) == sample_key(seed, list(content))
+
+
+def test_the_key_of_known_ids_stays() -> None:
+    """Recorded tapes are found by it."""
+    assert sample_key(7, [1, 2, 163_585]) == 7_109_905_107_998_503_557

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from core.generate.memory import THRESHOLDS, rare_collections
+from core.memory import THRESHOLDS, rare_collections
 
 
 def test_collections_are_rare_inside_and_as_before_outside() -> None:
