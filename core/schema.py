@@ -123,6 +123,7 @@ class RolloutHead(msgspec.Struct, frozen=True, kw_only=True):
     prompt_id: str
     attempt: int = 1
     outcome: str
+    error_class: str | None = None
     final: bool = True
     bill: str = ""
     usage: Usage = Usage()
@@ -273,6 +274,8 @@ class SpendLine(Record, frozen=True, kw_only=True):
     account_usd: float | None = None
 
 
+UNJUDGED = "awaits_judge"
+"""Class of a reply that was stored before its verdict; the next line of its prompt has that."""
 CLOSING = frozenset({"billed", "looked_up", "uncertain", "free"})
 """Kinds of spend lines that close a dispatch."""
 

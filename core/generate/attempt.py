@@ -21,8 +21,11 @@ from core.generate.ports import Ports
 from core.generate.queues import Item
 from core.generate.request import sampling_of
 from core.providers import base
-from core.schema import Rollout, Sample, Timings
+from core.schema import UNJUDGED, Rollout, Sample, Timings
 
+KEEP_AFTER_S = 0.1
+"""Verdicts take milliseconds and bills come with their replies; what waits longer is stored as it
+is."""
 TIMEOUTS: dict[str, type[base.Failure]] = {
     "first_event_timeout": base.FirstEventTimeout,
     "stream_idle_timeout": base.StreamIdle,
@@ -103,6 +106,20 @@ class Landing(msgspec.Struct, kw_only=True):
         return self.failure is None and not self.cut
 
 
+class Waiting:
+    """A reply that has arrived and is not stored yet. `kept`: stored all the same."""
+
+    __slots__ = ("aloft", "cut", "kept", "landed_at", "landed_ts", "reply")
+
+    def __init__(self, aloft: Aloft, reply: base.Reply, cut: str) -> None:
+        self.aloft = aloft
+        self.reply = reply
+        self.cut = cut
+        self.kept = False
+        self.landed_at = asyncio.get_running_loop().time()
+        self.landed_ts = time.time()
+
+
 class Attempts:
     """Carries attempts out. One per generator."""
 
@@ -111,6 +128,12 @@ class Attempts:
         self._ports = ports
         self.books = books
         self.aloft: dict[tuple[str, int], Aloft] = {}
+        self._waiting: dict[tuple[str, int], Waiting] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Replies that have arrived and are not stored yet."""
+        return len(self._waiting)
 
     def launch(self, item: Item, lane: Lane, now: float) -> Aloft:
         """Register the next attempt of a prompt. The budget was reserved under the same key."""
@@ -146,33 +169,51 @@ class Attempts:
         # The reply holds it now; with thousands of streams a second copy is gigabytes.
         flight.received.clear()
         left = flight.left_at is not None
-        now = asyncio.get_running_loop().time()
-        bill = await self.books.settle(aloft.item.prompt, aloft.key[1], aloft.lane, left, reply)
-        settled(aloft, bill, cut)
-        failure = reply.failure
-        timings = None
-        if flight.left_at is not None:
-            timings = Timings(
-                sent_at=time.time() - (now - flight.left_at),
-                total_s=now - flight.left_at,
-                ttft_s=flight.first_at - flight.left_at if flight.first_at else None,
-            )
-        rollout = self._rollout(aloft, reply, bill, timings)
-        sample: Sample | None = None
-        if failure is None and not cut:
-            asked = aloft.item.prepared
-            try:
-                sample = await self._ports.judge(rollout, asked.prompt, asked.ids)
-            except Exception as error:  # a defect of ours ends the run; the reply is paid for
-                words = f"{type(error).__name__}: {error}"[:300]
-                unjudged = msgspec.structs.replace(
-                    rollout, outcome="aborted", error_class="not_judged", error=words, final=False
-                )
-                await self.store(Landing(rollout=unjudged, bill=bill))
-                raise
+        self._waiting[aloft.key] = waiting = Waiting(aloft, reply, cut)
+        try:
+            bill = await self.books.settle(aloft.item.prompt, aloft.key[1], aloft.lane, left, reply)
+            settled(aloft, bill, cut)
+            rollout = _rollout(waiting, bill)
+            sample: Sample | None = None
+            if reply.failure is None and not cut:
+                sample = await self.judge(aloft.item, rollout, bill)
+        finally:
+            del self._waiting[aloft.key]
         return Landing(
-            rollout=rollout, bill=bill, failure=failure, sample=sample, cut=cut, left=left
+            rollout=rollout, bill=bill, failure=reply.failure, sample=sample, cut=cut, left=left
         )
+
+    async def judge(self, item: Item, rollout: Rollout, bill: Bill) -> Sample:
+        """Raises what a defect of ours raised, with the reply stored: it is paid for."""
+        prepared = item.prepared
+        try:
+            return await self._ports.judge(rollout, prepared.prompt, prepared.ids)
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}"[:300]
+            unjudged = msgspec.structs.replace(
+                rollout, outcome="aborted", error_class="not_judged", error=words, final=False
+            )
+            await self.store(Landing(rollout=unjudged, bill=bill))
+            raise
+
+    def keep_waiting(self, now: float) -> None:
+        """Store what has arrived and waits, for its bill or for its verdict, longer than
+        KEEP_AFTER_S: a kill must not lose it. Its own line follows when it waits no more."""
+        for waiting in self._waiting.values():
+            if now - waiting.landed_at < KEEP_AFTER_S:
+                break
+            if not waiting.kept and waiting.reply.raw is not None:
+                waiting.kept = True
+                failure = waiting.reply.failure
+                kind = "cut_" + waiting.cut if waiting.cut else failure.kind if failure else ""
+                self._ports.completions.post(
+                    msgspec.structs.replace(
+                        _rollout(waiting, Bill(kind="", usage=waiting.reply.usage)),
+                        outcome="aborted",
+                        error_class=kind or UNJUDGED,
+                        final=False,
+                    )
+                )
 
     async def _exchange(self, aloft: Aloft) -> tuple[base.Reply, str]:
         """(reply, why it was cut off). A timeout is a failure of the other side, not a cut."""
@@ -198,32 +239,6 @@ class Attempts:
         aloft.flight.failure = base.StreamIncomplete(f"cut off here: {aloft.reason}")
         return provider.partial(aloft.request, aloft.flight), aloft.reason
 
-    def _rollout(
-        self, aloft: Aloft, reply: base.Reply, bill: Bill, timings: Timings | None
-    ) -> Rollout:
-        prompt = aloft.item.prompt
-        return Rollout(
-            prompt_id=prompt.prompt_id,
-            twin_id=prompt.twin_id,
-            dataset=prompt.dataset,
-            arm=prompt.arm,
-            attempt=aloft.key[1],
-            outcome="ok",
-            backend=aloft.lane.backend,
-            provider=_provider(aloft.lane, reply, bill),
-            model=reply.model,
-            generation_id=reply.generation_id,
-            request=reply.request,
-            status=reply.status,
-            headers=reply.headers,
-            reply_kind=reply.kind,
-            reply_raw=None if isinstance(reply.raw, bytes) else reply.raw,
-            reply_zlib=reply.raw if isinstance(reply.raw, bytes) else msgspec.UNSET,
-            usage=bill.usage,
-            bill=bill.kind,
-            timings=timings,
-        )
-
     async def store(self, landing: Landing, with_reply: bool = True) -> None:
         """Reply first, then the line that closes its dispatch. Raises DiskFull when space had to be
         begged for; both records are the appenders' by then and will be written."""
@@ -232,6 +247,39 @@ class Attempts:
                 await self._ports.completions.append(landing.rollout, durable=landing.rollout.final)
         finally:
             self.books.close(landing.bill)
+
+
+def _rollout(waiting: Waiting, bill: Bill) -> Rollout:
+    aloft, reply = waiting.aloft, waiting.reply
+    prompt, flight = aloft.item.prompt, aloft.flight
+    timings = None
+    if flight.left_at is not None:
+        timings = Timings(
+            sent_at=waiting.landed_ts - (waiting.landed_at - flight.left_at),
+            total_s=waiting.landed_at - flight.left_at,
+            ttft_s=flight.first_at - flight.left_at if flight.first_at else None,
+        )
+    return Rollout(
+        prompt_id=prompt.prompt_id,
+        twin_id=prompt.twin_id,
+        dataset=prompt.dataset,
+        arm=prompt.arm,
+        attempt=aloft.key[1],
+        outcome="ok",
+        backend=aloft.lane.backend,
+        provider=_provider(aloft.lane, reply, bill),
+        model=reply.model,
+        generation_id=reply.generation_id,
+        request=reply.request,
+        status=reply.status,
+        headers=reply.headers,
+        reply_kind=reply.kind,
+        reply_raw=None if isinstance(reply.raw, bytes) else reply.raw,
+        reply_zlib=reply.raw if isinstance(reply.raw, bytes) else msgspec.UNSET,
+        usage=bill.usage,
+        bill=bill.kind,
+        timings=timings,
+    )
 
 
 def _provider(lane: Lane, reply: base.Reply, bill: Bill) -> str:

@@ -130,16 +130,17 @@ class Books:
     ) -> Bill:
         """A dispatch that an earlier life left open: closed by its reply's line, looked up, or at
         its worst case."""
+        usage = reply.usage if reply is not None else Usage()
         if reply is not None and reply.bill in CLOSING:
-            usage = reply.usage
             bill = Bill(kind=reply.bill, cost_usd=usage.cost_usd or 0.0, usage=usage)
         elif line.reserve_usd == 0:
-            bill = Bill(kind="free")
+            bill = Bill(kind="free", usage=usage)
         else:
             found: LookedUp | None = None
             if provider is not None and line.generation_id:
                 found = await self.look_up(provider, line.generation_id)
-            bill = _looked_up(found, Usage()) if found else Bill(kind="uncertain")
+            uncertain = Bill(kind="uncertain", usage=usage)
+            bill = _looked_up(found, usage) if found else uncertain
         line = msgspec.structs.replace(line, ts=time.time(), reserve_usd=0.0)
         bill = self._settled(bill, line)
         self.close(bill)

@@ -135,9 +135,10 @@ class Generator:
         for opened in recovered.open:
             self._budget.adopt((opened.prompt_id, opened.attempt), opened.reserve_usd)
         for opened in recovered.open:
-            reply = recovered.replied.get((opened.prompt_id, opened.attempt))
-            provider = self._providers[opened.backend]
-            self._spawn(self._books.settle_open(opened, provider, reply))
+            key = (opened.prompt_id, opened.attempt)
+            reply, provider = recovered.replied.get(key), self._providers[opened.backend]
+            settling = self._spawn(self._books.settle_open(opened, provider, reply))
+            self._lander.settling[key] = settling
 
     async def _guarded(self, writing: Coroutine[Any, Any, None]) -> None:
         try:
@@ -334,6 +335,7 @@ class Generator:
                         self._wake_up()
                 if overdue := aloft.overdue(now, self._config):
                     aloft.cut(overdue)
+            self._attempts.keep_waiting(now)
             if now >= next_stats:
                 next_stats = now + STATS_S
                 self._board.snapshot(now, self._lanes, self._budget.cost_usd)

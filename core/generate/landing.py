@@ -7,7 +7,7 @@ sent again behind a closed gate."""
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -68,6 +68,8 @@ class Lander:
         self._dice = random.Random(config.run.seed)
         self._at_start: dict[str, Patience] = {}
         self.gate = Gate()
+        self.settling: dict[tuple[str, int], Awaitable[Bill]] = {}
+        """The dispatches that an earlier life left open, on the way to their bills."""
         self.wake: Callable[[], None] = lambda: None
         self.send: Callable[[], None] = lambda: None
         self.halt: Callable[[str, str], None] = lambda source, by: None
@@ -75,7 +77,23 @@ class Lander:
     async def carry(self, aloft: Aloft) -> None:
         """One attempt to its end and what follows from it."""
         landing = await self._attempts.fly(aloft, self._landed, self._settled)
-        item, lane = aloft.item, aloft.lane
+        await self._conclude(landing, aloft.item, aloft.lane)
+
+    async def take_up(self, item: Item, rollout: Rollout, settling: Awaitable[Bill]) -> None:
+        """A whole reply that an earlier life stored without its verdict: judged now, not asked
+        again. `settling`: what its dispatch turned out to cost."""
+        bill = msgspec.structs.replace(await settling, line=None)
+        lanes = [lane for lane in self.lanes if lane.backend == rollout.backend]
+        lane = next((one for one in lanes if one.name == rollout.provider), lanes[0])
+        rollout = msgspec.structs.replace(
+            rollout, outcome="ok", error_class=None, usage=bill.usage, bill=bill.kind
+        )
+        sample = await self._attempts.judge(item, rollout, bill)
+        self.queues.of(item.prompt).taken += 1
+        lane.pair(item.prompt.dataset).open += 1
+        await self._conclude(Landing(rollout=rollout, bill=bill, sample=sample), item, lane)
+
+    async def _conclude(self, landing: Landing, item: Item, lane: Lane) -> None:
         outcome, again = self._decide(landing, item, lane)
         if not landing.left and landing.cut:
             await self._store(landing, with_reply=False)

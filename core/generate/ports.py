@@ -28,7 +28,8 @@ class Recovered(msgspec.Struct, kw_only=True):
     `finished`: prompts with a final outcome. `open`: dispatches that no line closes; `replied`:
     those of them whose reply was stored. `attempts`: the highest attempt number used, so that
     (prompt_id, attempt) stays a key. `replies`: attempts that were or may have been paid.
-    `tallies`: the books by backend."""
+    `tallies`: the books by backend. `unjudged`: prompts whose last line is a whole reply that waits
+    for its verdict, and where that line begins; `reply` reads it."""
 
     finished: set[str] = set()
     open: list[SpendLine] = []
@@ -40,6 +41,8 @@ class Recovered(msgspec.Struct, kw_only=True):
     uncertain_usd: float = 0.0
     outcomes: dict[str, int] = {}
     tallies: dict[str, Tally] = {}
+    unjudged: dict[str, int] = {}
+    reply: Callable[[int], Rollout] | None = None
 
 
 class Ports(msgspec.Struct, kw_only=True):

@@ -22,6 +22,9 @@ from core.providers.base import Provider
 from core.schema import Prompt
 
 READY_LOW = 64
+MOST_WAITING = 256
+"""Replies (or as many as the window, where that is more) that may wait for bill and verdict while
+more are asked for: when judging cannot keep up, memory must not grow for ever."""
 RENDER_CHUNK = 16
 SLACK_TOKENS = 8
 """Prompt tokens that a server may add to our rendering."""
@@ -98,6 +101,8 @@ class Pump:
         return await self._renders.run(_prepare_all, batch, self._ports.renderer, sends_messages)
 
     def pump(self, now: float) -> None:
+        if self._attempts.waiting >= max(self.window, MOST_WAITING):
+            return
         while len(self._attempts.aloft) < self.window:
             choice = self._choose(now)
             if choice is None:
@@ -204,11 +209,22 @@ class Pump:
                     if prepared.refusal:
                         queue.taken += 1
                         await self._lander.refuse(item, prepared.refusal, prepared.detail)
-                    else:
+                    elif not await self._take_up(item):
                         queue.ready.append(item)
             finally:
                 self.rendering -= 1
             self._lander.wake()
+
+    async def _take_up(self, item: Item) -> bool:
+        """Whether an earlier life left a reply that needs no asking."""
+        recovered = self._ports.recovered
+        at = recovered.unjudged.get(item.prompt.prompt_id)
+        settling = self._lander.settling.get((item.prompt.prompt_id, item.attempt))
+        if at is None or recovered.reply is None or settling is None:
+            return False
+        rollout = await self._renders.run(recovered.reply, at)
+        self._spawn(self._lander.take_up(item, rollout, settling))
+        return True
 
 
 def _prepare_all(prompts: list[Prompt], renderer: Any, sends_messages: bool) -> list[Prepared]:

@@ -9,8 +9,8 @@ import msgspec
 from core.budget import PICO
 from core.generate.ports import Recovered
 from core.generate.tally import Tally
-from core.schema import CLOSING, RolloutHead, SpendLine
-from core.store import RunDir, read_jsonl
+from core.schema import CLOSING, UNJUDGED, Rollout, RolloutHead, SpendLine
+from core.store import RunDir, read_at, read_jsonl, read_placed
 
 
 def recover(run: RunDir) -> Recovered:
@@ -40,7 +40,11 @@ def recover(run: RunDir) -> Recovered:
         elif line.kind in CLOSING and open_.pop(key, None) is not None:
             _close(found, line)
             tally.add(line)
-    for head in read_jsonl(run.completions, RolloutHead):
+    found.reply = lambda at: next(read_at(run.completions, [at], Rollout))
+    for at, head in read_placed(run.completions, RolloutHead):
+        found.unjudged.pop(head.prompt_id, None)
+        if head.error_class == UNJUDGED:
+            found.unjudged[head.prompt_id] = at
         found.attempts[head.prompt_id] = max(found.attempts.get(head.prompt_id, 0), head.attempt)
         if (head.prompt_id, head.attempt) in open_:
             found.replied[head.prompt_id, head.attempt] = head
