@@ -14,6 +14,8 @@ from core.config import Config, parse
 from core.errors import ConfigError, ProviderError
 from core.generate.books import Books
 from core.providers import base, make_provider
+from core.providers.chat import usage_of
+from core.providers.price import Price
 from core.providers.sglang import TOKENIZED, advice_on, load_of
 from core.schema import Prompt, Sampling
 from tests.core.generate.rig import MemoryFile, renderer
@@ -363,6 +365,24 @@ async def test_a_billed_chat_server_is_not_probed_and_priced_by_the_config() -> 
         assert [path for path, _ in server.asked] == ["/v1/models"]
         got = await complete(provider)
     assert got.usage.cost_usd == pytest.approx(200e-6)
+
+
+@pytest.mark.parametrize(
+    ("usage", "usd"),
+    [
+        ({"prompt_tokens": 100, "completion_tokens": 0}, 100e-6),
+        ({"prompt_tokens": 100}, None),
+        ({"completion_tokens": 50}, None),
+        ({"prompt_tokens": 0, "completion_tokens": 50}, None),  # no prompt is empty: not filled in
+        ({"prompt_tokens": 100, "completion_tokens": "50"}, None),
+        ({"prompt_tokens": None, "completion_tokens": 50.5}, None),
+    ],
+)
+def test_a_list_prices_nothing_of_which_half_is_unknown(
+    usage: dict[str, Any], usd: float | None
+) -> None:
+    said = usage_of({"usage": usage}, Price(prompt=1e-6, completion=2e-6, from_list=True))
+    assert (said.cost_usd, said.cap_usd) == (pytest.approx(usd), pytest.approx(usd))
 
 
 async def test_nobody_waits_for_a_bill_that_cannot_be_asked_for() -> None:
