@@ -1,5 +1,6 @@
 """`python -m core WHAT ...`: how eyas starts its own processes. People use `eyas` (core/cli.py)."""
 
+import signal
 import sys
 
 
@@ -18,6 +19,8 @@ def main(argv: list[str]) -> int:
 
         return gateway(arguments)
     if what == "judge":
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # the engine's to hear
+            signal.signal(number, signal.SIG_IGN)
         from core.pipeline.judge_process import main as judge
 
         return judge(arguments)

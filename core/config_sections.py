@@ -112,7 +112,9 @@ class OpenRouter(Section, frozen=True, kw_only=True):
             "unknown",
         ]
     ] = []  # fmt: skip
-    sort: Literal["", "price", "throughput", "latency", "exacto"] = ""
+    sort: Literal["", "price", "throughput", "latency"] = ""
+    """Which provider is preferred. OpenRouter's `exacto` re-orders providers for each request; here
+    each request names its own."""
     preferred_min_throughput: Cutoffs = 0.0
     """Tokens per second. Slower providers come after all others, and are not left out."""
     preferred_max_latency: Cutoffs = 0.0

@@ -9,6 +9,7 @@ Growth: a ramp in time while nothing has resisted (so that 2,000 in flight are r
 not in rounds of a minute each), then additive increase and multiplicative decrease (Chiu and Jain
 1989), as TCP does it."""
 
+from collections.abc import Callable
 from typing import Literal
 
 BACKOFF_FLOOR_S = 1.0
@@ -130,31 +131,52 @@ class Refusals:
 
     A refusal comes at once and an answer in its own time, so with hundreds in flight some refusals
     in a row show little: after three, of more than one prompt, the provider is in doubt, nothing
-    more leaves while others are open there, and one answer among those clears it. A prompt that
-    nobody would serve uses up its own attempts instead."""
+    more leaves while somebody is open there who may still be answered, and one answer among those
+    clears it. Whoever left before the row began says nothing: a stream goes on after its model was
+    withdrawn. A prompt that nobody would serve uses up its own attempts instead."""
 
     IN_A_ROW = 3
+    TOGETHER_S = 1.0
+    """Requests that left so long before the first refused one left at the same time."""
 
     def __init__(self) -> None:
         self._count = 0
         self._prompts: set[str] = set()
+        self._since = 0.0
+        self._older = 0
 
     @property
     def in_doubt(self) -> bool:
         return self._count >= self.IN_A_ROW and len(self._prompts) > 1
 
-    def answered(self) -> bool:
-        """Somebody was, or is being. Returns whether that ends a doubt."""
+    def holds(self, in_flight: int) -> bool:
+        """Whether the next request must wait for one of those in flight."""
+        return self.in_doubt and in_flight > self._older
+
+    def answered(self, left_at: float) -> bool:
+        """Somebody was, or begins to be. Returns whether that ends a doubt."""
+        if not self._count or left_at < self._since:
+            return False
         in_doubt = self.in_doubt
-        self._count = 0
+        self._count = self._older = 0
         self._prompts.clear()
         return in_doubt
 
-    def refused(self, prompt_id: str, in_flight: int) -> bool:
-        """Whether to give up. `in_flight`: requests that are still open at the provider."""
+    def ended(self, left_at: float) -> None:
+        """A request is in flight no more, whatever came of it."""
+        self._older -= self._count > 0 and left_at < self._since
+
+    def refused(
+        self, prompt_id: str, left_at: float, in_flight: int, older: Callable[[float], int]
+    ) -> bool:
+        """Whether to give up. `in_flight`: requests that are still open at the provider; `older`:
+        how many of them left before a moment."""
+        if not self._count:
+            self._since = left_at - self.TOGETHER_S
+            self._older = older(self._since)
         self._count += 1
         self._prompts.add(prompt_id)
-        return self.in_doubt and not in_flight
+        return self.in_doubt and in_flight <= self._older
 
 
 class Limit:

@@ -21,6 +21,7 @@ from core.generate.ports import Ports
 from core.generate.queues import Item
 from core.generate.request import sampling_of
 from core.providers import base
+from core.providers.stream import GATHER_S
 from core.schema import UNJUDGED, Rollout, Sample, Timings
 
 KEEP_AFTER_S = 0.1
@@ -50,7 +51,15 @@ class Aloft:
         "written",
     )
 
-    def __init__(self, item: Item, lane: Lane, request: base.CompletionRequest, now: float) -> None:
+    def __init__(
+        self,
+        item: Item,
+        lane: Lane,
+        request: base.CompletionRequest,
+        now: float,
+        written: Awaitable[None],
+    ) -> None:
+        """`written`: its dispatch line, before which nothing leaves."""
         self.item = item
         self.lane = lane
         self.request = request
@@ -61,8 +70,7 @@ class Aloft:
         self.begun = False
         self.alone = False
         self.task: asyncio.Task[Any] | None = None
-        self.written: Awaitable[None]
-        """Its dispatch line, before which nothing leaves."""
+        self.written = written
 
     def cut(self, reason: str) -> None:
         """Stop it at its next step, which for a request that has not left means that it never
@@ -86,7 +94,8 @@ class Aloft:
         if flight.first_at is None:
             late = now - flight.left_at > generate.first_event_timeout_s
             return "first_event_timeout" if late else ""
-        idle = now - (flight.last_at or flight.first_at) > generate.idle_timeout_s
+        # What has arrived may lie unread for as long as events are gathered.
+        idle = now - (flight.last_at or flight.first_at) > generate.idle_timeout_s + GATHER_S
         return "stream_idle_timeout" if idle else ""
 
 
@@ -146,14 +155,18 @@ class Attempts:
             provider=lane.name,
             session=item.prepared.session,
         )
-        aloft = Aloft(item, lane, request, now)
+        aloft = Aloft(item, lane, request, now, self.books.dispatch(prompt, item.attempt, lane))
         if not lane.spec.price.free:
             aloft.flight.on_generation = lambda flight: self.books.known(
                 prompt, item.attempt, lane, flight
             )
         self.aloft[aloft.key] = aloft
-        aloft.written = self.books.dispatch(prompt, item.attempt, lane)
         return aloft
+
+    def left_before(self, lane: Lane, moment: float) -> int:
+        """How many of a lane's open requests were on the wire before `moment`."""
+        left = (a.flight.left_at for a in self.aloft.values() if a.lane is lane)
+        return sum(at is not None and at < moment for at in left)
 
     async def fly(
         self,

@@ -6,6 +6,7 @@ exactly one of billed, looked_up, uncertain, free; what nobody can tell is booke
 and stays marked. Knows the budget, the spend file and the look-up of providers."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Sequence
 
@@ -21,7 +22,12 @@ from core.schema import CLOSING, Prompt, RolloutHead, SpendLine, Usage
 
 LOOKUP_DELAYS_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 LOOKUPS_AT_ONCE = 32
-INSURED_TRIES = 3
+"""Requests for bills on their way; who waits for the next try holds no place."""
+FEW_TRIES = 3
+"""After the first, where no bill is likely (insured replies) or nobody wants to wait (a sever)."""
+SEVERED_S = 10.0
+"""From a sever to the last look-up: 2,000 bills at 32 at once and 0.15 s each. An API that hangs must
+not hold the end; what is not found is booked at its worst case."""
 
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +62,9 @@ class Books:
         self._spend = spend
         self._delays_s = lookup_delays_s
         self.tallies = {} if tallies is None else tallies
-        self._lookups = asyncio.Semaphore(LOOKUPS_AT_ONCE)
+        self._permits = asyncio.Semaphore(LOOKUPS_AT_ONCE)
+        self._hurried = asyncio.Event()
+        self._end_by: float | None = None
 
     @property
     def fault(self) -> BaseException | None:
@@ -152,16 +160,43 @@ class Books:
         """The bill by generation id. It may lag the reply by seconds: a 404 is asked again."""
         if not provider.tells_bills:
             return None
-        async with self._lookups:
-            for delay_s in (0.0, *self._delays_s[:tries]):
-                await asyncio.sleep(delay_s)
-                try:
-                    found = await provider.lookup(generation_id)
-                except ProviderError:
-                    continue  # nothing answered; the next try may
-                if found is not None:
-                    return found
-        return None
+        found = await self._ask(provider, generation_id)
+        for number, delay_s in enumerate(self._delays_s[:tries]):
+            if found is not None or self._enough(number):
+                break
+            await self._pause(delay_s)
+            found = await self._ask(provider, generation_id)
+        return found
+
+    def hurry(self) -> None:
+        """Somebody wants the end now: waits for the next try end, few tries are left, and none
+        after SEVERED_S."""
+        if self._end_by is None:
+            self._end_by = asyncio.get_running_loop().time() + SEVERED_S
+            self._hurried.set()
+
+    def _enough(self, tries: int) -> bool:
+        """Whether nobody wants to wait for more than these."""
+        if self._end_by is None:
+            return False
+        return tries >= FEW_TRIES or asyncio.get_running_loop().time() >= self._end_by
+
+    async def _pause(self, delay_s: float) -> None:
+        if self._end_by is not None:
+            left_s = self._end_by - asyncio.get_running_loop().time()
+            await asyncio.sleep(min(delay_s, max(left_s, 0.0)))
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._hurried.wait()
+
+    async def _ask(self, provider: Provider, generation_id: str) -> LookedUp | None:
+        async with self._permits:
+            try:
+                async with asyncio.timeout_at(self._end_by):
+                    return await provider.lookup(generation_id)
+            except (ProviderError, TimeoutError):
+                return None  # nothing answered; the next try may
 
     async def _bill(self, lane: Lane, left: bool, reply: Reply) -> Bill:
         usage = reply.usage
@@ -173,7 +208,7 @@ class Books:
             return Bill(kind="free", usage=usage)
         insured = reply.failure is not None and reply.failure.paid == "insured"
         if reply.generation_id:
-            tries = INSURED_TRIES if insured else len(self._delays_s)
+            tries = FEW_TRIES if insured else len(self._delays_s)
             found = await self.look_up(lane.provider, reply.generation_id, tries)
             if found is not None:
                 return _looked_up(found, usage)

@@ -65,7 +65,7 @@ class Generator:
         self._providers: dict[str, Provider] = {}
         self._lander = Lander(config, ports, self._attempts, self._queues, self._board, self._lanes)
         self._lander.wake = self._wake_up
-        self._lander.send = self._send
+        self._lander.send = self._refill
         self._lander.halt = self.halt
         self._gate = self._lander.gate
         self._wake = asyncio.Event()
@@ -73,6 +73,7 @@ class Generator:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._crash: BaseException | None = None
         self._started_at = 0.0
+        self._over = False
 
     # ---- life
 
@@ -97,6 +98,7 @@ class Generator:
             if self._crash is None:
                 await self._guarded(self._accounts.reconcile(self._providers, self._given_up))
         finally:
+            self._over = True
             rest = [*background, *self._tasks]  # tasks are left only when this was cancelled itself
             for task in rest:
                 task.cancel()
@@ -206,6 +208,7 @@ class Generator:
         if self._gate.state == "severed":
             return
         self._close("severed", self._gate.source or "sever", self._gate.by)
+        self._books.hurry()
         for aloft in list(self._attempts.aloft.values()):
             self._cut(aloft, "sever")
         self._ports.emit(self._halt_event(complete=False))
@@ -295,9 +298,16 @@ class Generator:
             except TimeoutError:
                 continue
 
+    def _refill(self) -> None:
+        """As soon as a reply has landed and is paid for, in the same step: a step is 20 ms at 2,000
+        in flight. What goes wrong here is not that reply's fault, which is still to be stored."""
+        try:
+            self._send()
+        except Exception as error:
+            self._fail(error)
+
     def _send(self) -> None:
-        """In the step in which a slot became free: a step is 20 ms at 2,000 in flight."""
-        if self._gate.is_open:
+        if self._gate.is_open and not self._over:
             now = asyncio.get_running_loop().time()
             self._queues.due(now)
             self._pump.pump(now)
@@ -326,13 +336,7 @@ class Generator:
             now = loop.time()
             self._board.lag.add(max(0.0, now - before - step_s), now)
             for aloft in list(self._attempts.aloft.values()):
-                flight = aloft.flight
-                if more := flight.events - flight.counted:
-                    flight.counted += max(0, more)
-                    self._board.tokens += max(0, more)
-                    aloft.lane.tokens += max(0, more)
-                    if aloft.lane.refusals.answered():
-                        self._wake_up()
+                self._lander.heard(aloft)
                 if overdue := aloft.overdue(now, self._config):
                     aloft.cut(overdue)
             self._attempts.keep_waiting(now)
@@ -385,8 +389,10 @@ class Generator:
     def _supervised(self, task: asyncio.Task[Any]) -> None:
         """A defect of ours, or a disk fault: stop sending, settle what is out, raise it at the
         end."""
-        if task.cancelled() or (error := task.exception()) is None:
-            return
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
         if self._crash is None:
             self._crash = error
         self.halt("error", type(error).__name__)

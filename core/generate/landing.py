@@ -8,6 +8,7 @@ sent again behind a closed gate."""
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import msgspec
 
@@ -71,7 +72,9 @@ class Lander:
         self.settling: dict[tuple[str, int], Awaitable[Bill]] = {}
         """The dispatches that an earlier life left open, on the way to their bills."""
         self.wake: Callable[[], None] = lambda: None
+        """Whoever sends looks again, in a later step."""
         self.send: Callable[[], None] = lambda: None
+        """Send what may leave now, in this step."""
         self.halt: Callable[[str, str], None] = lambda source, by: None
 
     async def carry(self, aloft: Aloft) -> None:
@@ -139,6 +142,7 @@ class Lander:
         lane, flight = aloft.lane, aloft.flight
         now = asyncio.get_running_loop().time()
         left_at = flight.left_at if flight.left_at is not None else now
+        lane.refusals.ended(left_at)
         self._count_tokens(lane, aloft.item.prompt.dataset, flight, reply)
         if cut == "disk_full":
             self.halt("disk_full", "")
@@ -148,7 +152,7 @@ class Lander:
             ttft_s = flight.first_at - left_at if flight.first_at is not None else None
             lane.limit.succeeded(now, self._dice.random(), ttft_s)
             lane.barren_since = None
-            lane.refusals.answered()
+            lane.refusals.answered(left_at)
             self._patience(lane).answered()
             lane.latency.add(now - left_at, now)
             if ttft_s is not None:
@@ -181,6 +185,19 @@ class Lander:
             mean = self.board.forecast.mean_usd(aloft.item.prompt.dataset)
             if mean is not None:
                 gate.saved_usd += max(0.0, mean - bill.cost_usd)
+
+    def heard(self, aloft: Aloft) -> None:
+        """What its stream has brought since the last look."""
+        flight, lane = aloft.flight, aloft.lane
+        more = flight.events - flight.counted
+        if more <= 0:
+            return
+        begins = not flight.counted and "error" not in flight.body and flight.left_at is not None
+        if begins and lane.refusals.answered(flight.left_at or 0.0):
+            self.wake()
+        flight.counted += more
+        self.board.tokens += more
+        lane.tokens += more
 
     def _count_tokens(
         self, lane: Lane, dataset: str, flight: base.Flight, reply: base.Reply
@@ -218,8 +235,9 @@ class Lander:
                     self.stop_lane(one, f"key refused: {failure}")
             case base.Fatal():
                 lane.limit.unknown()
-                prompt_id = aloft.item.prompt.prompt_id
-                if lane.refusals.refused(prompt_id, lane.limit.in_flight):
+                open_, prompt_id = lane.limit.in_flight, aloft.item.prompt.prompt_id
+                older = partial(self._attempts.left_before, lane)
+                if lane.refusals.refused(prompt_id, left_at, open_, older):
                     self.stop_lane(lane, f"{failure.kind}: {failure}")
             case _:
                 lane.limit.failed(now, self._dice.random())

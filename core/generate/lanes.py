@@ -132,7 +132,7 @@ class Lane:
         """Whether one more request of the dataset may leave now."""
         if not self.open_to(dataset) or not self.limit.may_send(now):
             return False
-        if self.refusals.in_doubt and self.limit.in_flight:
+        if self.refusals.holds(self.limit.in_flight):
             return False
         pair = self.pair(dataset)
         return pair.state == "passed" or pair.open + pair.ended < pair.need

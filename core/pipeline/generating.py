@@ -95,9 +95,11 @@ class GenerateStage:
         finally:
             if watchman is not None:
                 watchman.cancel()
-            await judges.close()
-            await asyncio.to_thread(completions.close)
-            await asyncio.to_thread(spend.close)
+            try:
+                await judges.close()
+            finally:
+                await asyncio.to_thread(completions.close)
+                await asyncio.to_thread(spend.close)
 
     async def _miss(self, gateway: Gateway) -> None:
         """Without its gateway a run could only wait for timeouts and count its prompts as

@@ -5,7 +5,7 @@ Promises: answers come in the order of the questions; a job that cannot be packe
 answered by None, and whoever asked judges it himself; the process ends when its stdin does, so that
 a killed engine leaves none behind. Knows frames and jobs, nothing of what follows from a verdict.
 
-    frame = length (4 bytes, little-endian) + MessagePack
+    frame = length (8 bytes, little-endian) + MessagePack
     first frame: Config; then (StopOffsets, [Job, ...]) each answered by [Judged | None, ...]
 """
 
@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import signal
 import struct
 import sys
 from collections import deque
@@ -32,13 +31,16 @@ from core.render.source import renderer_of
 from core.schema import Prompt, Rollout, Sample
 
 MOST_S = 60.0
-"""Without one answer: 32 replies of 10 MB each take a third of it. A process that is stopped or
-starved would otherwise keep every reply from the disk, and a halt from its end."""
+"""Without one answer: a frame of replies of 10 MB each takes a tenth of it. A process that is
+stopped or starved would otherwise keep every reply from the disk, and a halt from its end."""
 CLOSE_S = 5.0
 JOBS_A_FRAME = 8
 """Answers of a frame come at once, and the loop pays for them at once: 0.1 ms each."""
-READ_BYTES = 1 << 20
-LENGTH = struct.Struct("<I")
+MOST_ON_WAY = 256
+"""Jobs that were sent and not answered: 60 ms of judging, more than a step of a busy loop. The rest
+waits unpacked, and is judged by what has been learned until then."""
+PIPE_BYTES = 1 << 20
+LENGTH = struct.Struct("<Q")
 UNPACKABLE = (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError)
 """Lone surrogates and integers of more than 64 bits, which MessagePack does not know."""
 
@@ -72,6 +74,7 @@ class Desk:
         return Judged(msgspec.structs.replace(sample, token_ids=[], segments=[]), seen)
 
 
+Answer = asyncio.Future[Judged | None]
 _pack = msgspec.msgpack.Encoder().encode
 _job = msgspec.msgpack.Decoder(Job)
 _judged = msgspec.msgpack.Decoder(Judged)
@@ -95,11 +98,11 @@ class JudgeProcess:
         self._lost = lost
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
-        self._unsent: list[bytes] = []
-        self._waiting: deque[asyncio.Future[Judged | None]] = deque()
+        self._unsent: deque[tuple[Job, Answer]] = deque()
+        self._on_way: deque[Answer] = deque()
+        self._sending = False
         self._deadline: asyncio.TimerHandle | None = None
-        self._late = self._closing = False
-        self.gone = False
+        self._late = self._closing = self._gone = False
 
     @property
     def pid(self) -> int | None:
@@ -112,38 +115,47 @@ class JudgeProcess:
             *python_command("core", "judge"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            limit=READ_BYTES,
+            limit=PIPE_BYTES,
         )
+        self._listening = asyncio.create_task(self._listen(self._process))
         _widen(self._process)
         self._write(_frame(self._config))
-        self._listening = asyncio.create_task(self._listen())
 
     async def judge(self, job: Job) -> Judged | None:
         """None: not judged here."""
-        if self.gone:
-            return None
-        try:
-            packed = _pack(job)
-        except UNPACKABLE:
+        if self._gone:
             return None
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Judged | None] = loop.create_future()
-        if not self._unsent:
+        answer: Answer = loop.create_future()
+        self._unsent.append((job, answer))
+        if not self._sending:
+            self._sending = True
             loop.call_soon(self._send)
-        self._unsent.append(packed)
-        self._waiting.append(future)
-        return await future
+        return await answer
 
     def _send(self) -> None:
-        """What this step of the loop has brought together."""
-        jobs, self._unsent = self._unsent, []
-        parts = range(0, len(jobs), JOBS_A_FRAME)
-        self._write(b"".join(_frame((self._offsets, jobs[at : at + JOBS_A_FRAME])) for at in parts))
+        """What this step of the loop has brought together, as far as there is room on the way."""
+        self._sending = False
+        packed: list[bytes] = []
+        while self._unsent and len(self._on_way) < MOST_ON_WAY:
+            job, answer = self._unsent.popleft()
+            if answer.done():  # its waiter was cancelled
+                continue
+            try:
+                packed.append(_pack(job))
+            except UNPACKABLE:
+                answer.set_result(None)
+            else:
+                self._on_way.append(answer)
+        parts = range(0, len(packed), JOBS_A_FRAME)
+        self._write(
+            b"".join(_frame((self._offsets, packed[at : at + JOBS_A_FRAME])) for at in parts)
+        )
         if self._deadline is None:
             self._wait_on()
 
     def _write(self, data: bytes) -> None:
-        if not self.gone and self._process is not None and self._process.stdin is not None:
+        if not self._gone and self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(data)
 
     def _wait_on(self) -> None:
@@ -151,36 +163,49 @@ class JudgeProcess:
         if self._deadline is not None:
             self._deadline.cancel()
         loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(MOST_S, self._give_up) if self._waiting else None
+        self._deadline = loop.call_later(MOST_S, self._give_up) if self._on_way else None
 
     def _give_up(self) -> None:
         self._late = True
         self._kill()
 
-    async def _listen(self) -> None:
-        assert self._process is not None and self._process.stdout is not None
-        read = self._process.stdout.readexactly
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        """Until the process ends, or says what nobody can read: then nobody waits for it."""
+        assert process.stdout is not None
+        read, why = process.stdout.readexactly, "died"
+        try:
             while True:
                 (length,) = LENGTH.unpack(await read(LENGTH.size))
                 self._take(_answers.decode(await read(length)))
-        self.gone = True
-        if self._waiting or not self._closing:
-            silent = f"the judging process gave no answer for {MOST_S:.0f} s"
-            self._lost(silent if self._late else "the judging process died")
-        self._unsent.clear()
-        waiting, self._waiting = self._waiting, deque()
-        for future in waiting:
-            _answer(future, None)
-        self._wait_on()
+        except (asyncio.IncompleteReadError, OSError):
+            pass  # its end
+        except (msgspec.MsgspecError, IndexError, MemoryError) as error:
+            why = f"answered what cannot be read ({type(error).__name__})"
+        finally:
+            self._kill()
+            self._end(why)
 
     def _take(self, answers: list[bytes | None]) -> None:
-        for packed in answers:
-            _answer(self._waiting.popleft(), packed)
+        judged = [None if packed is None else _judged.decode(packed) for packed in answers]
+        for one in judged:
+            _answer(self._on_way.popleft(), one)
         self._wait_on()
+        self._send()
+
+    def _end(self, why: str) -> None:
+        self._gone = True
+        waiting = [*self._on_way, *(answer for _, answer in self._unsent)]
+        self._on_way.clear()
+        self._unsent.clear()
+        self._wait_on()
+        if not self._closing or not all(answer.done() for answer in waiting):
+            silent = f"gave no answer for {MOST_S:.0f} s"
+            self._lost(f"the judging process {silent if self._late else why}")
+        for answer in waiting:
+            _answer(answer, None)
 
     def _kill(self) -> None:
-        if self._process is not None:
+        if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
@@ -196,28 +221,28 @@ class JudgeProcess:
             async with asyncio.timeout(CLOSE_S):
                 await process.wait()
         except TimeoutError:
+            pass  # killed below
+        finally:
             self._kill()
-            await process.wait()
+        await process.wait()
         await self._listening
 
 
 def _widen(process: asyncio.subprocess.Process) -> None:
     """A pipe of a megabyte (64 kB are 16 replies), where the system has one so large."""
-    assert process.stdin is not None
-    pipe = process.stdin.transport.get_extra_info("pipe")
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, READ_BYTES)
+    size = getattr(fcntl, "F_SETPIPE_SZ", None)  # Linux
+    if size is not None and process.stdin is not None:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(process.stdin.transport.get_extra_info("pipe"), size, PIPE_BYTES)
 
 
-def _answer(future: asyncio.Future[Judged | None], packed: bytes | None) -> None:
-    if not future.done():  # its waiter was cancelled
-        future.set_result(None if packed is None else _judged.decode(packed))
+def _answer(answer: Answer, judged: Judged | None) -> None:
+    if not answer.done():  # its waiter was cancelled
+        answer.set_result(judged)
 
 
 def main(argv: list[str]) -> int:
     """The process's end, `python -m core judge`: until its stdin ends."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # they are the engine's to hear
-        signal.signal(number, signal.SIG_IGN)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints is not an answer
     source = sys.stdin.buffer
@@ -225,12 +250,13 @@ def main(argv: list[str]) -> int:
     if first is None:
         return 0
     desk = Desk(renderer_of(msgspec.msgpack.decode(first, type=Config)))
-    with contextlib.suppress(BrokenPipeError):
+    try:
         while (frame := _read(source)) is not None:
             offsets, jobs = _questions.decode(frame)
             out.write(_frame([_judge(desk, packed, offsets) for packed in jobs]))
             out.flush()
-        out.close()
+    except BrokenPipeError:
+        os._exit(0)  # the engine was killed; what is in the buffer has nowhere to go
     return 0
 
 

@@ -81,8 +81,22 @@ class OpenRouter:
                 f"openrouter: {spec.name} at ${price.prompt * 1e6:.3f} in, "
                 f"${price.completion * 1e6:.3f} out per million tokens{note}"
             )
+        lines += self._unchecked()
         worst = min(spec.price.worst_usd(1, sampling.max_tokens) for spec in self.lanes)
         return [*lines, *self._afford([usd for usd in left.values() if usd is not None], worst)]
+
+    def _unchecked(self) -> list[str]:
+        """Conditions that the list of endpoints does not tell: OpenRouter filters by them, and a
+        provider that fails one is refused with 404 when it is asked."""
+        options = self._options
+        conditions = {
+            'data_collection = "deny"': options.data_collection == "deny",
+            "zdr": options.zdr,
+            "enforce_distillable_text": options.enforce_distillable_text,
+        }
+        if not (said := [name for name, asked_for in conditions.items() if asked_for]):
+            return []
+        return [f"openrouter: not checked before the first request: {', '.join(said)}"]
 
     def _strange(self, status: int, what: str) -> ProviderError:
         if status >= 500 or status == 429:

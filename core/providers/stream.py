@@ -20,31 +20,46 @@ from core.providers.sse import DONE, SseParser
 TAIL_EVENTS = 8
 GATHER_S = 0.2
 """A wake-up costs about 20 microseconds however many events it brings; 60,000 of them a second
-would be more than a core. No timeout and no screen is finer than this."""
+would be more than a core. Idle timeouts allow for it (`generate.attempt`), screens are no finer."""
 
 
 async def collect_events(content: aiohttp.StreamReader, flight: base.Flight) -> None:
-    """Read a stream to its end.
+    """Read a stream to its end, which is [DONE] where the server leaves the connection open.
 
     Fills `flight.body` with the fields that the bill and the class need: id, provider, model,
     usage, finish_reason. Raises UpstreamError and its kin for an error event, StreamIncomplete when
-    no event says that the answer ended."""
+    no event says that the answer ended, and what cut the stream off before that."""
     events, pause = _Events(flight), _Pause(content)
     try:
-        while chunk := await content.readany():
+        while chunk := await _read(content):
             events.take(chunk)
             if flight.first_at is not None:
                 await pause.wait()
-    except (aiohttp.ClientError, OSError, asyncio.CancelledError):
+            if events.done:
+                break
+    except asyncio.CancelledError:
         with contextlib.suppress(base.ReplyTooLarge):
-            # The public readers raise first and forget what had arrived before.
-            events.take(content._read_nowait(-1))
+            events.take_rest(content)
+        events.note_end()
         raise
-    events.finish()
+    except (aiohttp.ClientError, OSError) as error:
+        events.take_rest(content)
+        events.conclude(error)
+    else:
+        events.take_rest(content)
+        events.conclude()
+
+
+async def _read(content: aiohttp.StreamReader) -> bytes:
+    """aiohttp closes the connection at a chunk that is none, and tells only who is reading then."""
+    try:
+        return await content.readany()
+    except RuntimeError as error:
+        raise aiohttp.ClientPayloadError(str(error)) from error
 
 
 class _Pause:
-    """GATHER_S, or less: the end of the stream ends it."""
+    """GATHER_S, or less: the end of the stream ends it (a cut does not)."""
 
     __slots__ = ("_ended", "_loop", "_waiter")
 
@@ -80,7 +95,7 @@ class _Events:
         self._flight = flight
         self._parser = SseParser()
         self._last: deque[bytes] = deque(maxlen=TAIL_EVENTS)
-        self._done = False
+        self.done = False
         self._clock = asyncio.get_running_loop().time
 
     def take(self, chunk: bytes) -> None:
@@ -97,21 +112,36 @@ class _Events:
             _open_stream(payloads[0], flight)
         flight.events += len(payloads)
         self._last.extend(payloads)
-        self._done = self._done or payloads[-1] == DONE
+        self.done = self.done or DONE in payloads[-TAIL_EVENTS:]
         for payload in payloads:
             if b'"error"' in payload:
                 _note_error(payload, flight)
 
-    def finish(self) -> None:
-        flight = self._flight
+    def take_rest(self, content: aiohttp.StreamReader) -> None:
+        """What has arrived and was not read: aiohttp's public readers forget it after an error."""
+        while chunk := content._read_nowait(-1):
+            self.take(chunk)
+
+    def note_end(self) -> None:
+        """What the last events say: a bill that arrived counts even when the stream was cut."""
         for payload in self._last:
             if b'"finish_reason":null' not in payload or b'"usage"' in payload:
-                _note(payload, flight)
+                _note(payload, self._flight)
+
+    def conclude(self, cut: Exception | None = None) -> None:
+        """`cut`: what ended the stream, if it did not end itself. After the whole answer and its
+        bill that changes nothing."""
+        self.note_end()
+        flight = self._flight
         if failed := flight.body.get("error"):
             raise error_in_body(failed, flight.headers, time.time(), flight.events > 1) or (
                 base.UpstreamError("error event")
             )
-        if not self._done and "finish_reason" not in flight.body:
+        if self.done or (cut is not None and {"finish_reason", "usage"} <= flight.body.keys()):
+            return
+        if cut is not None:
+            raise cut
+        if "finish_reason" not in flight.body:
             raise base.StreamIncomplete(f"{flight.events} events, no finish reason, no end")
 
 
@@ -137,7 +167,8 @@ def _note(payload: bytes, flight: base.Flight) -> None:
             return
         if isinstance(event.get("usage"), dict):
             flight.body["usage"] = event["usage"]
-        for choice in event.get("choices") or ():
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict) and choice.get("finish_reason"):
                 flight.body["finish_reason"] = choice["finish_reason"]
 

@@ -157,6 +157,61 @@ async def test_what_cannot_be_packed_or_fails_there_is_judged_here(
     assert warnings == []
 
 
+async def test_who_waits_no_more_gets_nobody_elses_answer() -> None:
+    judges = many(print)
+    await judges.start()
+    try:
+        await judged(judges, range(1))
+        tasks = [asyncio.create_task(judges.judge(*answer(n), IDS)) for n in range(40)]
+        await asyncio.sleep(0)
+        for task in tasks[1::2]:  # before they are sent
+            task.cancel()
+        await asyncio.sleep(0)
+        for task in tasks[2::4]:  # on their way
+            task.cancel()
+        rest = [(n, task) for n, task in enumerate(tasks) if n % 4 == 0]
+        for n, task in rest:
+            assert (await task).sample.prompt_id == f"p{n}"
+    finally:
+        await judges.close()
+
+
+async def test_more_than_both_pipes_hold_goes_through() -> None:
+    """2,000 replies at once, some of a megabyte: neither side waits for the other to read."""
+    judges = many(print)
+    await judges.start()
+    rollout, prompt = answer(1)
+    long = replace(rollout, reply_raw=(rollout.reply_raw or "") + " " * (1 << 20))
+    try:
+        results = await asyncio.gather(
+            *(judges.judge(long if n % 100 == 0 else rollout, prompt, IDS) for n in range(2_000))
+        )
+    finally:
+        await judges.close()
+    assert {r.sample.verdict for r in results} == {"consistent"}
+
+
+@pytest.mark.parametrize("said", ["nonsense", "half", "too many"])
+async def test_a_process_that_answers_nonsense_is_done_without(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = judge_process._frame
+    words = {
+        "nonsense": frame({"no": "answers"}),
+        "half": frame([None] * 9)[:11],
+        "too many": frame([None] * 99),
+    }
+    program = f"import sys; sys.stdin.buffer.read(9000); sys.stdout.buffer.write({words[said]!r})"
+    monkeypatch.setattr(judge_process, "python_command", lambda *_: [sys.executable, "-c", program])
+    warnings: list[str] = []
+    judges = many(warnings.append)
+    await judges.start()
+    assert len(await asyncio.wait_for(judged(judges, range(40)), 30)) == 40
+    await judges.close()
+    told = "died" if said == "half" else "answered what cannot be read"
+    assert len(warnings) == 1 and told in warnings[0]
+
+
 async def test_what_was_learned_meanwhile_counts_for_the_next_reply() -> None:
     offsets = StopOffsets()
     config = parse({"generate": {"max_in_flight": PROCESS_FROM}}, "test")
@@ -201,10 +256,11 @@ async def test_a_killed_engine_leaves_no_process_behind() -> None:
     """Its stdin ends, whatever signals the group was sent."""
     program = (
         "import asyncio, os, signal\n"
-        "from tests.core.test_judging import many, pid_of\n"
+        "from tests.core.test_judging import judged, many, pid_of\n"
         "async def main():\n"
         "    judges = many(print)\n"
         "    await judges.start()\n"
+        "    await judged(judges, range(1))\n"  # it is up and hears no signal
         "    print(pid_of(judges), flush=True)\n"
         "    await asyncio.sleep(3600)\n"
         "asyncio.run(main())\n"

@@ -182,34 +182,50 @@ def test_a_backend_without_one_answer_is_given_up(
 
 
 @pytest.mark.parametrize(
-    ("story", "in_doubt", "given_up"),
+    ("story", "holds", "given_up"),
     [
-        # a, b, c: that prompt was refused with nothing else open; capitals: with others open;
-        # !: somebody was answered
-        ("abc", True, True),
+        # a, b, c: that prompt was refused with nothing else open; capitals: with two others open
+        # that left at the same time; !: one of those was answered
+        ("abc", False, True),
         ("ab", False, False),
-        ("aab", True, True),
+        ("aab", False, True),
         ("aaaaa", False, False),
         ("ABC", True, False),
         ("ABCABC", True, False),
-        ("ABCd", True, True),
+        ("ABCd", False, True),
         ("AB!c", False, False),
         ("ABC!", False, False),
         ("ABC!ab", False, False),
-        ("!abc", True, True),
+        ("!abc", False, True),
     ],
 )
 def test_a_provider_that_refuses_everything_is_given_up(
-    story: str, in_doubt: bool, given_up: bool
+    story: str, holds: bool, given_up: bool
 ) -> None:
-    refusals, verdicts = Refusals(), [False]
+    refusals, verdicts, open_ = Refusals(), [False], 0
     for what in story:
+        open_ = 2 if what.isupper() or what == "!" else 0
         if what == "!":
-            refusals.answered()
+            refusals.answered(10.0)
         else:
-            verdicts.append(refusals.refused(what.lower(), in_flight=2 if what.isupper() else 0))
-    assert refusals.in_doubt == in_doubt
+            verdicts.append(refusals.refused(what.lower(), 10.0, open_, lambda moment: 0))
+    assert refusals.holds(open_) == holds
     assert verdicts[-1] == given_up and not any(verdicts[:-1])
+
+
+def test_whoever_left_before_the_row_of_refusals_neither_clears_nor_counts() -> None:
+    refusals = Refusals()
+    older = {8.0, 8.5, 9.5}  # open; the last one left together with the first refused one
+    left_before = lambda moment: sum(at < moment for at in older)  # noqa: E731
+    assert not refusals.refused("a", 10.0, 3, left_before)
+    assert not refusals.refused("b", 10.1, 3, left_before)
+    assert not refusals.refused("c", 10.1, 3, left_before) and refusals.holds(3)
+    refusals.ended(8.0)
+    assert not refusals.answered(8.0) and refusals.holds(2)
+    refusals.ended(9.5)
+    assert refusals.refused("d", 9.5, 1, left_before) and not refusals.holds(1)
+    refusals.ended(10.2)
+    assert refusals.answered(10.2) and not refusals.holds(9)
 
 
 def test_a_probe_that_says_nothing_is_replaced() -> None:

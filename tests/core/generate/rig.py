@@ -80,16 +80,20 @@ def says(body: Any = None, status: int = 200, headers: dict[str, str] | None = N
 
 
 def streams(
-    events: Sequence[bytes], headers: dict[str, str] | None = None, then: str = "end"
+    events: Sequence[bytes],
+    headers: dict[str, str] | None = None,
+    then: str = "end",
+    pause_s: float = 0.0,
 ) -> Handler:
-    """Send events, then `end`, `cut` the connection, or `wait` (with comments) until the client has
-    gone."""
+    """Send events `pause_s` apart, then `end`, `cut` the connection, or `wait` (with comments)
+    until the client has gone."""
 
     async def handler(request: web.Request, router: "Router") -> web.StreamResponse:
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream", **(headers or {})})
         await reply.prepare(request)
         for event in events:
             await reply.write(event)
+            await asyncio.sleep(pause_s)
         router.streaming += 1
         router.changed.set()
         try:
@@ -211,10 +215,14 @@ class MemoryFile:
         self.fault: Exception | None = None
         self.changed = asyncio.Event()
 
-    async def append(self, record: Any, durable: bool = False) -> None:
+    def append(self, record: Any, durable: bool = False) -> asyncio.Future[None]:
         self.post(record)
+        done = asyncio.get_running_loop().create_future()
         if self.full_after is not None and len(self.lines) > self.full_after:
-            raise DiskFull("completions.jsonl: no space left")
+            done.set_exception(DiskFull("completions.jsonl: no space left"))
+        else:
+            done.set_result(None)
+        return done
 
     def post(self, record: Any) -> None:
         self.lines.append(record)

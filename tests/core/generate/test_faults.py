@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from core import events as ev
+from core.limit import Refusals
 from core.providers import base
 from core.providers.http import FDS_KEPT_BACK
 from core.schema import Sample, reply_text
@@ -372,6 +373,21 @@ async def test_a_stream_that_has_begun_clears_its_provider() -> None:
         run.generator.sever()
         result = await going
     assert result.outcomes == {"ok": 6, "aborted": 1}
+
+
+async def test_streams_that_began_before_a_model_was_withdrawn_clear_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They go on to their ends; whoever is asked now is refused."""
+    monkeypatch.setattr(Refusals, "TOGETHER_S", 0.0)
+    old = streams(events_of(completion(), parts=40), pause_s=0.02)
+    router = Router(old, old, otherwise=says(b"", 404))
+    async with serving(router):
+        run = Run(router, prompts_of(60), max_in_flight=8, openrouter={"stream": True})
+        result = await run.go()
+    assert result.reason == "stopped" and "not_served" in result.detail
+    assert result.outcomes == {"ok": 2} and result.pending == 58
+    assert len(router.bodies) < 20
 
 
 async def test_a_prompt_that_nobody_serves_stops_nobody() -> None:

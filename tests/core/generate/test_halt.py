@@ -2,10 +2,12 @@
 pending."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from core import events as ev
+from core.generate.attempt import Attempts
 from core.schema import reply_text
 from tests.core.generate.rig import (
     Router,
@@ -192,3 +194,24 @@ async def test_halt_with_many_in_flight_is_one_tick() -> None:
     assert sum(line.kind == "dispatch" for line in run.spend.lines) <= left + 1
     assert result.reason == "halted" and result.pending == 900
     run.check_books()
+
+
+async def test_a_halt_between_launch_and_first_step_sends_nothing_and_closes_the_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The dispatch line is handed over with the launch, before its task has run."""
+    launch = Attempts.launch
+
+    def launched(self: Attempts, item: Any, lane: Any, now: float) -> Any:
+        aloft = launch(self, item, lane, now)
+        assert run.spend.lines[-1].prompt_id == item.prompt.prompt_id
+        run.generator.halt("key", "me")
+        return aloft
+
+    monkeypatch.setattr(Attempts, "launch", launched)
+    async with serving(Router()) as router:
+        run = Run(router, prompts_of(3), max_in_flight=1)
+        result = await run.go()
+    assert not router.bodies and result.pending == 3 and result.reason == "halted"
+    assert [(x.kind, x.prompt_id) for x in run.spend.lines] == [("dispatch", "p0"), ("free", "p0")]
+    assert run.check_books() == 0

@@ -102,15 +102,36 @@ async def test_account_and_prices_are_shown_and_a_short_account_is_advice() -> N
         "openrouter: $4.00 left on this key",
         "openrouter: $7.50 left of credits",
         "openrouter: alder at $1.000 in, $20.000 out per million tokens (int4)",
+        'openrouter: not checked before the first request: data_collection = "deny", '
+        "enforce_distillable_text",
         "openrouter: $4.00 left is less than run.budget_usd $5.00; add credits, or the run stops "
         "at them",
     ]
-    assert [isinstance(line, base.Advice) for line in lines] == [False, False, False, True]
+    assert [isinstance(line, base.Advice) for line in lines] == [False] * 4 + [True]
     sent = site.headers[0]
     assert sent["HTTP-Referer"] == "https://example.org/me" and sent["X-Title"] == "eyas"
     assert sent["X-OpenRouter-Metadata"] == "enabled"
     async with openrouter(site, budget_usd=3.0) as provider:
-        assert len(await provider.preflight(SAMPLING)) == 3
+        assert len(await provider.preflight(SAMPLING)) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, ""),
+        ({"zdr": True}, "zdr"),
+        ({"enforce_distillable_text": True, "zdr": True}, "zdr, enforce_distillable_text"),
+        ({"data_collection": "deny"}, 'data_collection = "deny"'),
+    ],
+)
+async def test_what_endpoints_do_not_tell_is_said_not_to_be_checked(
+    options: dict[str, Any], said: str
+) -> None:
+    loose = {"data_collection": "allow", "zdr": False, "enforce_distillable_text": False}
+    async with openrouter(Site(), **loose | options) as provider:
+        lines = await provider.preflight(SAMPLING)
+    words = "openrouter: not checked before the first request: "
+    assert [x.removeprefix(words) for x in lines if x.startswith(words)] == [said] * bool(said)
 
 
 ROUTING: dict[str, Any] = {
@@ -199,6 +220,7 @@ async def test_reasoning_switches(
     [
         ({"reasoning_effort": "high", "reasoning_max_tokens": 9}, "exclude each other"),
         ({"quantizations": ["int5"]}, "'int5' is not known"),
+        ({"sort": "exacto"}, "'exacto' is not known; use price, throughput, latency"),
         ({"preferred_max_latency": {"p95": 1.0}}, "p95"),
         ({"preferred_min_throughput": -1.0}, ">= 0"),
     ],

@@ -3,6 +3,7 @@ for."""
 
 import asyncio
 import json
+from typing import Any
 from unittest import mock
 
 import aiohttp
@@ -11,10 +12,12 @@ import pytest
 from core.providers import base, stream
 from core.providers.stream import collect_events
 
+BILL = {"usage": {"prompt_tokens": 3, "completion_tokens": 4, "cost": 0.001}}
 
-def event(text: str, finish: str | None = None) -> bytes:
+
+def event(text: str, finish: str | None = None, **more: Any) -> bytes:
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
-    body = {"id": "gen-1", "provider": "Alder", "choices": [choice]}
+    body = {"id": "gen-1", "provider": "Alder", "choices": [choice], **more}
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -65,10 +68,13 @@ def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_events_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "GATHER_S", 0.02)
+    monkeypatch.setattr(stream, "GATHER_S", 0.1)
     wire = Wire()
     await wire.begin()
-    wire.feed(*[event("b")] * 20)
+    for _ in range(20):
+        wire.feed(event("b"))
+        for _ in range(3):  # steps in which a reader that does not pause would wake
+            await asyncio.sleep(0)
     await wire.took()
     assert wire.flight.taken == [len(event("a")), 20 * len(event("b"))]
     assert wire.flight.events == 21
@@ -117,3 +123,54 @@ async def test_what_arrived_before_a_halt_is_kept(most_bytes: int) -> None:
     with pytest.raises(asyncio.CancelledError):
         await wire.reading
     assert bytes(wire.flight.received) == wire.sent
+
+
+@pytest.mark.usefixtures("long_pauses")
+@pytest.mark.parametrize(
+    ("rest", "kind"),
+    [
+        ([event("b"), event("", "stop", **BILL)], None),
+        (
+            [event("b", "stop"), b'data: {"choices":[],' + json.dumps(BILL).encode()[1:] + b"\n\n"],
+            None,
+        ),
+        ([event("b"), event("", "stop"), b"data: [DONE]\n\n"], None),
+        ([event("b"), event("", "stop")], aiohttp.ClientPayloadError),
+        ([event("b", **BILL)], aiohttp.ClientPayloadError),
+        ([event("b"), b'data: {"error":{"code":502,"message":"no"}}\n\n'], base.UpstreamError),
+        ([event("b"), b'data: {"choices":5,"usage":[]}\n\n'], aiohttp.ClientPayloadError),
+    ],
+)
+async def test_a_cut_after_the_whole_answer_and_its_bill_is_none(
+    rest: list[bytes], kind: type[Exception] | None
+) -> None:
+    """And an error that was told before it is what went wrong."""
+    wire = Wire()
+    wire.feed(event("a"), *rest)
+    wire.content.set_exception(aiohttp.ClientPayloadError("cut"))
+    if kind is None:
+        await wire.reading
+    else:
+        with pytest.raises(kind):
+            await wire.reading
+    assert bytes(wire.flight.received) == wire.sent
+    billed = any(b'"cost"' in piece for piece in rest)
+    assert ("usage" in wire.flight.body) == billed
+
+
+async def test_an_answer_that_said_done_needs_no_end_of_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "GATHER_S", 0.01)
+    wire = Wire()
+    wire.feed(event("a"), event("", "stop"), b"data: [DONE]\n\n")
+    await asyncio.wait_for(wire.reading, 10)
+    assert wire.flight.body["finish_reason"] == "stop"
+
+
+async def test_a_connection_that_closed_without_a_word_is_a_cut() -> None:
+    """aiohttp raises RuntimeError there, which no part of a run expects."""
+    wire = Wire()
+    wire.content._protocol.connected = False  # type: ignore[misc]
+    with pytest.raises(aiohttp.ClientPayloadError, match="Connection closed"):
+        await wire.reading
