@@ -54,8 +54,8 @@ def count(value: Any) -> int | None:
 
 
 def usage_of(body: dict[str, Any], price: Price) -> Usage:
-    """Native token counts and cost. Zeros both ways mean that nothing was filled in (case C27). Half
-    a count is no bill: a list prices a reply only whose both counts are known."""
+    """Native token counts and cost. Zeros both ways mean that nothing was filled in (case C27). A
+    list prices only replies whose counts are both known."""
     said = body.get("usage")
     said = said if isinstance(said, dict) else {}
     prompt_tokens, completion_tokens = (
@@ -65,9 +65,9 @@ def usage_of(body: dict[str, Any], price: Price) -> Usage:
     cost, cap = cost_of(said or None, price.free)
     if not prompt_tokens and not completion_tokens:
         return Usage(cost_usd=cost if price.free or cost else None, cap_usd=cap)
-    if price.from_list and not price.free and "cost" not in said:
-        if prompt_tokens and completion_tokens is not None:
-            cost = cap = price.bill_usd(prompt_tokens, completion_tokens)
+    listed = price.from_list and not price.free and "cost" not in said
+    if listed and prompt_tokens and completion_tokens is not None:
+        cost = cap = price.bill_usd(prompt_tokens, completion_tokens)
     detail, cached = said.get("completion_tokens_details"), said.get("prompt_tokens_details")
     detail = detail if isinstance(detail, dict) else {}
     cached = cached if isinstance(cached, dict) else {}
