@@ -252,11 +252,14 @@ class Limit:
         if self._cut(now, CUT_THROTTLED, sent_at):
             self._streak += 1
 
-    def payment_required(self, now: float, sent_at: float, dice: float) -> None:
+    def payment_required(
+        self, now: float, sent_at: float, retry_after_s: float | None, dice: float
+    ) -> None:
         """402: the balance does not cover what is open. Halve the window; money comes back as
-        replies end."""
+        replies end, and not before the reply says."""
         self.breaker.forget_probe()
-        self.hold_until = max(self.hold_until, now + backoff_s(self._streak, dice))
+        wait_s = max(retry_after_s or 0.0, backoff_s(self._streak, dice))
+        self.hold_until = max(self.hold_until, now + wait_s)
         if self._cut(now, CUT_PAYMENT, sent_at):
             self._streak += 1
 

@@ -224,7 +224,8 @@ class Lander:
             case base.PaymentRequired():
                 alone = aloft.alone and not any(one.limit.in_flight for one in siblings)
                 for one in siblings:
-                    one.limit.payment_required(now, left_at, self._dice.random())
+                    wait_s, dice = failure.retry_after_s, self._dice.random()
+                    one.limit.payment_required(now, left_at, wait_s, dice)
                     if alone:
                         self.stop_lane(one, f"credits do not cover one request: {failure}")
             case base.LocalEmfile():

@@ -104,10 +104,16 @@ def test_server_queue_shrinks_the_width() -> None:
 def test_payment_required_halves() -> None:
     limit = Limit(64, start=64)
     full(limit, 0.0)
-    limit.payment_required(1.0, 0.0, 0.0)
-    limit.payment_required(1.0, 0.0, 0.0)
+    limit.payment_required(1.0, 0.0, None, 0.0)
+    limit.payment_required(1.0, 0.0, None, 0.0)
     assert limit.width == 32
     assert not limit.may_send(1.5)
+    limit.in_flight = 0
+    assert limit.may_send(2.0)
+    limit.payment_required(2.0, 0.0, 30.0, 0.0)  # longer than the back-off
+    assert not limit.may_send(31.9) and limit.may_send(32.0)
+    limit.payment_required(40.0, 0.0, 0.1, 0.0)  # shorter than its floor
+    assert not limit.may_send(40.9) and limit.may_send(41.0)
 
 
 def test_descriptors_running_out_halves_the_ceiling() -> None:
@@ -279,8 +285,8 @@ def test_the_width_stays_in_bounds_and_holds_are_kept(
             limit.ended()
             limit.failed(now, dice)
         elif what == "402":
-            limit.payment_required(now, sent_at, dice)
-            hold = max(hold, now + BACKOFF_FLOOR_S)
+            limit.payment_required(now, sent_at, passed, dice)
+            hold = max(hold, now + max(passed, BACKOFF_FLOOR_S))
         elif what == "queue":
             limit.queue_seen(now, 50)
         elif what == "emfile":

@@ -324,6 +324,19 @@ async def test_402_lowers_the_window_and_gives_up_only_when_alone() -> None:
     assert poor.check_books() == 0
 
 
+async def test_402_waits_as_long_as_it_says() -> None:
+    broke = says({"error": {"code": 402, "message": "no"}}, 402, {"Retry-After": "900"})
+    async with serving(Router(waits(), broke, otherwise=waits())) as router:
+        run = Run(router, prompts_of(3), max_in_flight=2)
+        task = asyncio.create_task(run.go())
+        await run.spend.until(3)  # two dispatches, one of them refused
+        (row,) = run.generator.stats().providers
+        run.generator.halt("test", "")
+        router.release.set()
+        await task
+    assert 800 < row.backoff_s <= 900 and len(router.bodies) == 2
+
+
 async def test_a_key_that_is_revoked_stops_and_leaves_the_rest_pending() -> None:
     async with serving(Router(says(), otherwise=says(b"", 401))) as router:
         run = Run(router, prompts_of(10), max_in_flight=1)
