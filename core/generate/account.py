@@ -79,12 +79,14 @@ class Accounts:
             if rest is not None:
                 await self._book(backend, tally, rest)
             elif tally.unproven:
-                self._say(
-                    "warn",
-                    f"{backend}: the account's total does not fit the books (the key is used "
-                    f"elsewhere, or the total lags); ${tally.unproven / PICO:.6f} of unknown "
-                    "bills stay booked at their worst case",
+                why = (
+                    "the account was not waited for; a resume asks it again"
+                    if given_up()
+                    else "the account's total does not fit the books (the key is used elsewhere, "
+                    "or the total lags)"
                 )
+                stay = f"${tally.unproven / PICO:.6f} of unknown bills stay at their worst case"
+                self._say("warn", f"{backend}: {why}; {stay}")
 
     @asynccontextmanager
     async def _provider(

@@ -26,8 +26,8 @@ LOOKUPS_AT_ONCE = 32
 FEW_TRIES = 3
 """After the first, where no bill is likely (insured replies) or nobody wants to wait (a sever)."""
 SEVERED_S = 10.0
-"""From a sever to the last look-up: 2,000 bills at 32 at once and 0.15 s each. An API that hangs must
-not hold the end; what is not found is booked at its worst case."""
+"""From a sever to the last look-up: 2,000 bills at 32 at once and 0.15 s each. An API that hangs
+must not hold the end; what is not found is booked at its worst case."""
 
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):

@@ -192,6 +192,7 @@ class Router:
     async def _generation(self, request: web.Request) -> web.Response:
         name = request.query["id"]
         self.looked_up.append(name)
+        self.changed.set()
         rows = self.lookups.get(name, [])
         status, data = rows.pop(0) if len(rows) > 1 else rows[0] if rows else (404, None)
         return web.json_response({"data": data}, status=status)

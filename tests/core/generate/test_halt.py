@@ -79,6 +79,31 @@ async def test_sever_cuts_everything_and_books_the_worst_case() -> None:
     assert {x.kind for x in run.spend.lines} == {"dispatch", "uncertain"}
 
 
+async def test_a_sever_ends_look_ups_that_wait_for_their_next_try() -> None:
+    """HALT has cut the streams off, nobody knows their bills yet, the next try is an hour away."""
+    router = Router(otherwise=streams(HEAD, then="wait"))
+    delays_s = (0.0, 0.0, 0.0, 3600.0, 3600.0)
+    router.usage = [7.0]
+    async with serving(router):
+        run = Run(
+            router, prompts_of(8), max_in_flight=8, delays_s=delays_s, openrouter={"stream": True}
+        )
+        task = asyncio.create_task(run.go())
+        await router.until(lambda r: r.streaming == 8)
+        run.generator.halt("key", "tester")
+        await router.until(lambda r: len(r.looked_up) == 8 * 4)
+        run.generator.sever()
+        result = await task
+    assert len(router.looked_up) == 8 * 5
+    assert (result.reason, result.outcomes) == ("severed", {"aborted": 8})
+    assert {x.kind for x in run.spend.lines} == {"account", "dispatch", "known", "uncertain"}
+    assert result.uncertain_usd == pytest.approx(run.check_books())
+    (said,) = [e.message for e in run.of(ev.Log) if e.level == "warn"]
+    assert "the account was not waited for; a resume asks it again" in said
+    end = run.of(ev.Halt)[-1]
+    assert (end.cancelled, end.severed, end.complete) == (8, 0, True)
+
+
 async def test_drain_receives_all_and_sends_nothing() -> None:
     router = Router(otherwise=waits(streams(events_of(completion()))))
     async with serving(router):
