@@ -19,6 +19,7 @@ CUT_PAYMENT = 0.5
 CUT_SLOW = 0.9
 SLOW_FACTOR = 4.0
 SLOW_SLACK_S = 1.0
+PACE_TOKENS = 100
 BREAKER_WINDOW = 100
 BREAKER_MIN = 10
 BREAKER_CAP_S = 120.0
@@ -36,14 +37,16 @@ def backoff_s(failures: int, dice: float) -> float:
 
 
 class Breaker:
-    """Circuit breaker over the last 100 attempts. Throttling is not failure and never reaches
-    it."""
+    """Circuit breaker over the last 100 attempts. Throttling is not failure and never reaches it.
+    What left before it opened says nothing new when it ends: neither for the probe nor
+    afterwards."""
 
     def __init__(self, error_rate: float) -> None:
         self.error_rate = error_rate
         self.state: State = "closed"
         self.opened = 0
         self._until = 0.0
+        self._opened_at = float("-inf")
         self._ring: list[bool] = []
         self._at = 0
         self._probing = False
@@ -64,8 +67,10 @@ class Breaker:
         if self.state == "half_open":
             self._probing = True
 
-    def record(self, ok: bool, now: float, dice: float) -> None:
+    def record(self, ok: bool, now: float, sent_at: float, dice: float) -> None:
         """One attempt's end. In the half-open state the probe alone decides."""
+        if sent_at < self._opened_at:
+            return
         if self.state == "half_open":
             if ok:
                 self._close()
@@ -83,14 +88,16 @@ class Breaker:
         if len(self._ring) >= BREAKER_MIN and failed > self.error_rate * len(self._ring):
             self._open(now, dice)
 
-    def forget_probe(self) -> None:
-        """The probe ended without telling anything (cancelled, throttled): another may be sent."""
-        self._probing = False
+    def forget_probe(self, sent_at: float) -> None:
+        """An attempt ended without telling anything (cancelled, throttled): if it was the probe,
+        another may be sent."""
+        if sent_at >= self._opened_at:
+            self._probing = False
 
     def _open(self, now: float, dice: float) -> None:
         wait_s = min(BREAKER_CAP_S, 5.0 * 2.0 ** min(self.opened, 8))
         self.opened += 1
-        self.state, self._probing = "open", False
+        self.state, self._probing, self._opened_at = "open", False, now
         self._until = now + wait_s * (0.5 + dice / 2)
 
     def _close(self) -> None:
@@ -179,6 +186,15 @@ class Refusals:
         return self.in_doubt and in_flight <= self._older
 
 
+def waited_s(total_s: float, ttft_s: float | None, tokens: int | None) -> float | None:
+    """What a queue at the provider shows in: the time to the first token; of a reply that came
+    whole, the time of its 100 tokens, so that long answers are not slow ones. None: nothing said
+    how long the answer is."""
+    if ttft_s is not None or tokens is None:
+        return ttft_s
+    return total_s * PACE_TOKENS / (tokens + PACE_TOKENS)
+
+
 class Limit:
     """Slots of one provider.
 
@@ -199,8 +215,8 @@ class Limit:
         self._resisted = False
         self._cut_at = self._starved_at = float("-inf")
         self._streak = 0
-        self._ttft_fast: float | None = None
-        self._ttft_base: float | None = None
+        self._wait_fast: float | None = None
+        self._wait_base: float | None = None
 
     @property
     def width(self) -> int:
@@ -226,11 +242,14 @@ class Limit:
     def ended(self) -> None:
         self.in_flight -= 1
 
-    def succeeded(self, now: float, dice: float, ttft_s: float | None = None) -> None:
+    def succeeded(
+        self, now: float, sent_at: float, dice: float, wait_s: float | None = None
+    ) -> None:
+        """`wait_s`: how long its sender waited (`waited_s`)."""
         self._streak = 0
-        self.breaker.record(True, now, dice)
-        if ttft_s is not None and self._slow(ttft_s):
-            self._cut(now, CUT_SLOW, now - ttft_s)
+        self.breaker.record(True, now, sent_at, dice)
+        if wait_s is not None and self._slow(wait_s):
+            self._cut(now, CUT_SLOW, sent_at)
         elif self._resisted and self.in_flight >= self._width * 0.5:
             step = max(1.0, self.ceiling * 0.02)  # per round of `width` replies
             self._width = min(float(self.ceiling), self._width + step / self._width)
@@ -243,7 +262,7 @@ class Limit:
         has passed, says nothing. Only the first of a round cuts the width and lengthens the
         back-off."""
         self.throttles += 1
-        self.breaker.forget_probe()
+        self.breaker.forget_probe(sent_at)
         if retry_after_s:
             wait_s = retry_after_s * (1.0 + 0.1 * dice)
         else:
@@ -257,19 +276,19 @@ class Limit:
     ) -> None:
         """402: the balance does not cover what is open. Halve the window; money comes back as
         replies end, and not before the reply says."""
-        self.breaker.forget_probe()
+        self.breaker.forget_probe(sent_at)
         wait_s = max(retry_after_s or 0.0, backoff_s(self._streak, dice))
         self.hold_until = max(self.hold_until, now + wait_s)
         if self._cut(now, CUT_PAYMENT, sent_at):
             self._streak += 1
 
-    def failed(self, now: float, dice: float) -> None:
-        self.breaker.record(False, now, dice)
+    def failed(self, now: float, sent_at: float, dice: float) -> None:
+        self.breaker.record(False, now, sent_at, dice)
 
-    def unknown(self) -> None:
+    def unknown(self, sent_at: float) -> None:
         """An attempt ended without saying anything about the provider (cancelled, our own
         descriptor limit)."""
-        self.breaker.forget_probe()
+        self.breaker.forget_probe(sent_at)
 
     def queue_seen(self, now: float, waiting: int) -> None:
         """The server's own queue: more than a quarter of the width waiting there means that we send
@@ -280,7 +299,7 @@ class Limit:
     def halve_ceiling(self, now: float, sent_at: float) -> None:
         """Our own descriptors ran out (EMFILE): the configured ceiling was too high for this
         process. Once a round, and never again at once, because others may hold what is missing."""
-        self.breaker.forget_probe()
+        self.breaker.forget_probe(sent_at)
         self.hold_until = max(self.hold_until, now + BACKOFF_FLOOR_S)
         if sent_at <= self._starved_at:
             return
@@ -304,13 +323,12 @@ class Limit:
         self._width = max(1.0, min(self._width, float(max(1, self.in_flight))) * factor)
         return True
 
-    def _slow(self, ttft_s: float) -> bool:
-        """Time to first token far above the best the provider has shown: requests queue behind our
-        own."""
-        fast = self._ttft_fast
-        self._ttft_fast = ttft_s if fast is None else fast + 0.1 * (ttft_s - fast)
-        base = self._ttft_base
+    def _slow(self, wait_s: float) -> bool:
+        """Waits far above the best the provider has shown: requests queue behind our own."""
+        fast = self._wait_fast
+        self._wait_fast = wait_s if fast is None else fast + 0.1 * (wait_s - fast)
+        base = self._wait_base
         # The base falls at once and rises by 0.1 % a reply, so that one lucky reply does not rule
         # for ever.
-        self._ttft_base = ttft_s if base is None else min(base * 1.001, self._ttft_fast)
-        return self._ttft_fast > SLOW_FACTOR * self._ttft_base + SLOW_SLACK_S
+        self._wait_base = wait_s if base is None else min(base * 1.001, self._wait_fast)
+        return self._wait_fast > SLOW_FACTOR * self._wait_base + SLOW_SLACK_S

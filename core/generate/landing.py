@@ -22,7 +22,7 @@ from core.generate.lanes import Lane
 from core.generate.ports import Ports
 from core.generate.queues import Item, Queues
 from core.generate.request import refused
-from core.limit import Patience, backoff_s
+from core.limit import Patience, backoff_s, waited_s
 from core.providers import base
 from core.providers.base import RETRYABLE, RETRYABLE_REPLIES
 from core.schema import Rollout, Sample
@@ -147,10 +147,11 @@ class Lander:
         if cut == "disk_full":
             self.halt("disk_full", "")
         if cut:
-            lane.limit.unknown()
+            lane.limit.unknown(left_at)
         elif reply.failure is None or isinstance(reply.failure, base.Refused):
             ttft_s = flight.first_at - left_at if flight.first_at is not None else None
-            lane.limit.succeeded(now, self._dice.random(), ttft_s)
+            wait_s = waited_s(now - left_at, ttft_s, reply.usage.completion_tokens)
+            lane.limit.succeeded(now, left_at, self._dice.random(), wait_s)
             lane.barren_since = None
             lane.refusals.answered(left_at)
             self._patience(lane).answered()
@@ -189,7 +190,7 @@ class Lander:
     def heard(self, aloft: Aloft) -> None:
         """What its stream has brought since the last look."""
         flight, lane = aloft.flight, aloft.lane
-        more = flight.events - flight.counted
+        more = flight.tokens - flight.counted
         if more <= 0:
             return
         begins = not flight.counted and "error" not in flight.body and flight.left_at is not None
@@ -204,7 +205,7 @@ class Lander:
     ) -> None:
         """Replace what streaming had counted by what the reply says."""
         tokens = reply.usage.completion_tokens
-        more = max(0, (flight.events if tokens is None else tokens) - flight.counted)
+        more = max(0, (flight.tokens if tokens is None else tokens) - flight.counted)
         flight.counted += more
         self.board.tokens += more
         lane.tokens += more
@@ -235,13 +236,13 @@ class Lander:
                 for one in siblings:
                     self.stop_lane(one, f"key refused: {failure}")
             case base.Fatal():
-                lane.limit.unknown()
+                lane.limit.unknown(left_at)
                 open_, prompt_id = lane.limit.in_flight, aloft.item.prompt.prompt_id
                 older = partial(self._attempts.left_before, lane)
                 if lane.refusals.refused(prompt_id, left_at, open_, older):
                     self.stop_lane(lane, f"{failure.kind}: {failure}")
             case _:
-                lane.limit.failed(now, self._dice.random())
+                lane.limit.failed(now, left_at, self._dice.random())
                 self._lose_patience(lane, failure, now)
                 open_here = sum(one.limit.in_flight for one in siblings)
                 patience = self._patience(lane)
@@ -273,6 +274,7 @@ class Lander:
         generate = self._config.generate
         if landing.cut:
             return "aborted", False
+        item.cost_usd += landing.bill.cost_usd
         paid = landing.bill.paid or landing.whole
         if paid:
             item.replies += 1
@@ -329,7 +331,7 @@ class Lander:
             self.queues.of(item.prompt).ended += 1
             lane.done += 1
             self.board.done_here += 1
-            self.board.forecast.observe(dataset, landing.bill.cost_usd)
+            self.board.forecast.observe(dataset, item.cost_usd)
         self._announce(rollout, landing)
         if sample is not None and self._ports.on_sample is not None:
             self._ports.on_sample(sample, rollout, item.prepared.prompt)

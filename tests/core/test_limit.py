@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.limit import BACKOFF_CAP_S, BACKOFF_FLOOR_S, Breaker, Limit, Patience, Refusals, backoff_s
+from core.limit import (
+    BACKOFF_CAP_S,
+    BACKOFF_FLOOR_S,
+    Breaker,
+    Limit,
+    Patience,
+    Refusals,
+    backoff_s,
+    waited_s,
+)
 
 
 def full(limit: Limit, now: float) -> int:
@@ -62,7 +71,7 @@ def test_backoff_grows_with_rounds_and_falls_back_after_a_success() -> None:
         now = limit.hold_until + 0.01
     assert waits == sorted(waits)
     assert waits[0] < 2.0 and waits[-1] == pytest.approx(BACKOFF_CAP_S, rel=0.01)
-    limit.succeeded(now, 0.5)
+    limit.succeeded(now, now, 0.5)
     limit.throttled(now + 2, now + 1, None, 0.999)
     assert limit.hold_until - now - 2 < 2.0
 
@@ -72,12 +81,12 @@ def test_additive_increase_needs_use_of_the_width() -> None:
     limit.throttled(0.0, -1.0, 0.0, 0.0)
     width = limit.width
     for _ in range(50):
-        limit.succeeded(1.0, 0.5)
+        limit.succeeded(1.0, 0.5, 0.5)
     assert limit.width == width  # nothing in flight: the width was not what held us back
     full(limit, 1.0)
     before = limit._width
     for _ in range(limit.width):
-        limit.succeeded(2.0, 0.5)
+        limit.succeeded(2.0, 1.5, 0.5)
     assert before + 1.5 < limit._width <= before + 2.0 + 1e-6
 
 
@@ -85,10 +94,49 @@ def test_slow_first_tokens_shrink_the_width() -> None:
     limit = Limit(100, start=100)
     full(limit, 0.0)
     for i in range(50):
-        limit.succeeded(1.0 + i, 0.5, ttft_s=0.2)
+        limit.succeeded(1.0 + i, 0.8 + i, 0.5, 0.2)
     assert limit.width == 100
     for i in range(50):
-        limit.succeeded(100.0 + i, 0.5, ttft_s=8.0)
+        limit.succeeded(100.0 + i, 92.0 + i, 0.5, 8.0)
+    assert limit.width < 95
+
+
+def test_one_round_of_slow_replies_is_one_cut() -> None:
+    """They arrive over seconds, and all left before the first of them showed anything."""
+    limit = Limit(1_000, start=1_000)
+    full(limit, 0.0)
+    for _ in range(100):
+        limit.succeeded(1.0, 0.8, 0.5, 0.2)
+    for i in range(900):
+        limit.succeeded(20.0 + i / 100, 10.0, 0.5, 9.0)
+    assert limit.width == 900
+
+
+@pytest.mark.parametrize(
+    ("total_s", "ttft_s", "tokens", "waited"),
+    [
+        (40.0, 0.5, 2_000, 0.5),
+        (1.0, None, 0, 1.0),
+        (2.0, None, 100, 1.0),
+        (42.0, None, 2_000, 2.0),
+        (5.0, None, None, None),
+    ],
+)
+def test_what_a_queue_shows_in(
+    total_s: float, ttft_s: float | None, tokens: int | None, waited: float | None
+) -> None:
+    assert waited_s(total_s, ttft_s, tokens) == waited
+
+
+def test_whole_replies_that_take_ever_longer_shrink_the_width() -> None:
+    limit = Limit(100, start=100)
+    full(limit, 0.0)
+    for i in range(50):  # 10 to 500 tokens at 20 ms each
+        tokens = 10 + 10 * i
+        limit.succeeded(50.0 + i, 40.0, 0.5, waited_s(0.3 + 0.02 * tokens, None, tokens))
+    assert limit.width == 100
+    for i in range(50):
+        limit.succeeded(200.0 + i, 170.0 + i, 0.5, waited_s(30.0, None, 100 + 8 * i))
     assert limit.width < 95
 
 
@@ -142,20 +190,20 @@ def test_a_wait_of_nothing_is_no_wait_that_was_said(said: float | None) -> None:
 def test_breaker_opens_probes_once_and_closes() -> None:
     breaker = Breaker(0.5)
     for _ in range(9):
-        breaker.record(False, 0.0, 0.0)
+        breaker.record(False, 0.0, 0.0, 0.0)
     assert breaker.state == "closed"  # fewer than ten say nothing
-    breaker.record(False, 0.0, 0.999)
+    breaker.record(False, 0.0, 0.0, 0.999)
     assert breaker.state == "open"
     assert not breaker.may_send(4.9)
     assert breaker.may_send(5.0)
     breaker.sent(5.0)
     assert breaker.state == "half_open" and not breaker.may_send(5.0)
-    breaker.record(False, 6.0, 0.0)
+    breaker.record(False, 6.0, 5.0, 0.0)
     assert (
         breaker.state == "open" and breaker.wait_s(6.0) == 5.0
     )  # twice as long, half of it jitter
     breaker.sent(11.0)
-    breaker.record(True, 12.0, 0.0)
+    breaker.record(True, 12.0, 11.0, 0.0)
     assert breaker.state == "closed" and breaker.opened == 0
 
 
@@ -234,13 +282,29 @@ def test_whoever_left_before_the_row_of_refusals_neither_clears_nor_counts() -> 
     assert refusals.answered(10.2) and not refusals.holds(9)
 
 
+def test_the_probe_alone_decides_and_old_ones_say_nothing_afterwards() -> None:
+    breaker = Breaker(0.5)
+    for _ in range(10):
+        breaker.record(False, 10.0, 9.0, 0.0)
+    breaker.sent(15.0)
+    breaker.record(True, 15.5, 8.0, 0.0)
+    breaker.record(False, 15.5, 8.0, 0.0)
+    breaker.forget_probe(8.0)
+    assert breaker.state == "half_open" and not breaker.may_send(15.5)
+    breaker.record(True, 16.0, 15.0, 0.0)
+    assert breaker.state == "closed"
+    for _ in range(200):
+        breaker.record(False, 17.0, 9.5, 0.0)
+    assert breaker.state == "closed" and breaker.opened == 0
+
+
 def test_a_probe_that_says_nothing_is_replaced() -> None:
     breaker = Breaker(0.5)
     for _ in range(10):
-        breaker.record(False, 0.0, 0.0)
+        breaker.record(False, 0.0, 0.0, 0.0)
     breaker.sent(5.0)
     assert not breaker.may_send(5.0)
-    breaker.forget_probe()
+    breaker.forget_probe(5.0)
     assert breaker.may_send(5.0)
 
 
@@ -275,7 +339,7 @@ def test_the_width_stays_in_bounds_and_holds_are_kept(
             sent_at = now
         elif what == "ok" and limit.in_flight:
             limit.ended()
-            limit.succeeded(now, dice, passed)
+            limit.succeeded(now, sent_at, dice, passed)
         elif what in ("429", "503") and limit.in_flight:
             limit.ended()
             retry_after = passed if what == "429" else None
@@ -283,7 +347,7 @@ def test_the_width_stays_in_bounds_and_holds_are_kept(
             hold = max(hold, now + (passed if what == "429" else BACKOFF_FLOOR_S))
         elif what == "fail" and limit.in_flight:
             limit.ended()
-            limit.failed(now, dice)
+            limit.failed(now, sent_at, dice)
         elif what == "402":
             limit.payment_required(now, sent_at, passed, dice)
             hold = max(hold, now + max(passed, BACKOFF_FLOOR_S))
