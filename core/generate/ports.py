@@ -27,7 +27,9 @@ class Recovered(msgspec.Struct, kw_only=True):
 
     `finished`: prompts with a final outcome. `open`: dispatches that no line closes; `replied`:
     those of them whose reply was stored. `attempts`: the highest attempt number used, so that
-    (prompt_id, attempt) stays a key. `replies`: attempts that were or may have been paid.
+    (prompt_id, attempt) stays a key. `replies`: attempts that were or may have been paid;
+    `retried_usd`: what those cost that were followed by another attempt of themselves, not because
+    of a halt.
     `tallies`: the books by backend. `unjudged`: prompts whose last line is a whole reply that waits
     for its verdict, and where that line begins; `reply` reads it."""
 
@@ -36,6 +38,7 @@ class Recovered(msgspec.Struct, kw_only=True):
     replied: dict[tuple[str, int], RolloutHead] = {}
     attempts: dict[str, int] = {}
     replies: dict[str, int] = {}
+    retried_usd: dict[str, float] = {}
     spent_usd: float = 0.0
     cap_usd: float = 0.0
     uncertain_usd: float = 0.0

@@ -187,8 +187,7 @@ class Pump:
 
     async def render_ahead(self, providers: dict[str, Provider]) -> None:
         """Keep every dataset's next prompts rendered, in a thread, fairest first."""
-        attempts = self._ports.recovered.attempts
-        replies = self._ports.recovered.replies
+        recovered = self._ports.recovered
         while True:
             queue = self._queues.hungry(READY_LOW) if self._lander.gate.is_open else None
             if queue is None:
@@ -203,7 +202,10 @@ class Pump:
                 done = await self._prepared(batch, sends_messages)
                 for prompt, prepared in zip(batch, done, strict=True):
                     item = Item(
-                        prompt, attempts.get(prompt.prompt_id, 0), replies.get(prompt.prompt_id, 0)
+                        prompt,
+                        recovered.attempts.get(prompt.prompt_id, 0),
+                        recovered.replies.get(prompt.prompt_id, 0),
+                        recovered.retried_usd.get(prompt.prompt_id, 0.0),
                     )
                     item.prepared = prepared
                     if prepared.refusal:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from core.generate.request import Prepared, prefix_key
+from core.providers.chat import declares_tools
 from core.schema import Prompt
 
 
@@ -17,16 +18,20 @@ class Item:
     lives of the run.
 
     `unpaid` and `replies` are the used parts of its two attempt budgets; `avoid` the lane that
-    failed it last."""
+    failed it last. `cost_usd`: what its attempts have cost, but for those that were cut off
+    here."""
 
-    __slots__ = ("attempt", "avoid", "prepared", "prompt", "replies", "unpaid")
+    __slots__ = ("attempt", "avoid", "cost_usd", "prepared", "prompt", "replies", "unpaid")
 
-    def __init__(self, prompt: Prompt, attempt: int = 0, replies: int = 0) -> None:
+    def __init__(
+        self, prompt: Prompt, attempt: int = 0, replies: int = 0, cost_usd: float = 0.0
+    ) -> None:
         self.prompt = prompt
         self.prepared = Prepared(prompt=prompt)
         self.attempt = attempt
         self.unpaid = 0
         self.replies = replies
+        self.cost_usd = cost_usd
         self.avoid = ""
 
 
@@ -79,6 +84,10 @@ class Queues:
         in a thread."""
         for queue in self.queues:
             queue.waiting = deque(grouped(queue.waiting))
+
+    def with_tools(self) -> set[str]:
+        """Backends some of whose prompts declare tools. Looks at them all: call it in a thread."""
+        return {q.backend for q in self.queues if any(map(declares_tools, q.waiting))}
 
     def of(self, prompt: Prompt) -> Queue:
         return self._by_key[prompt.backend, prompt.dataset]

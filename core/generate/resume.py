@@ -48,6 +48,9 @@ def recover(run: RunDir) -> Recovered:
         found.attempts[head.prompt_id] = max(found.attempts.get(head.prompt_id, 0), head.attempt)
         if (head.prompt_id, head.attempt) in open_:
             found.replied[head.prompt_id, head.attempt] = head
+        if not head.final and head.outcome != "aborted" and head.usage.cost_usd:
+            paid_usd = found.retried_usd.get(head.prompt_id, 0.0)
+            found.retried_usd[head.prompt_id] = paid_usd + head.usage.cost_usd
         if head.final and head.outcome != "aborted" and head.prompt_id not in found.finished:
             found.finished.add(head.prompt_id)
             found.outcomes[head.outcome] = found.outcomes.get(head.outcome, 0) + 1

@@ -1,6 +1,7 @@
 """What an earlier life left in its files, and records on a real disk."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,7 +9,15 @@ import pytest
 from core.generate import recover
 from core.schema import Rollout, SpendLine, Usage
 from core.store import Appender, RunDir
-from tests.core.generate.rig import Router, Run, prompts_of, serving
+from tests.core.generate.rig import (
+    Router,
+    Run,
+    completion,
+    prompts_of,
+    really_judges,
+    says,
+    serving,
+)
 
 
 def rollout(name: str, outcome: str = "ok", final: bool = True, attempt: int = 1) -> Rollout:
@@ -121,3 +130,39 @@ async def test_files_of_a_whole_run_are_read_back(tmp_path: Path) -> None:
         again = Run(router, prompts_of(25), recovered=found)
         assert (await again.go()).outcomes == {"ok": 25}
     assert len(router.bodies) == 25
+
+
+def without_finish(cost: float) -> dict[str, Any]:
+    body = completion(cost=cost)
+    body["choices"][0]["finish_reason"] = None
+    return body
+
+
+async def test_the_forecast_counts_every_attempt_of_a_prompt() -> None:
+    """Each prompt's first reply is paid for and of no use: $0.0004, then $0.001."""
+    script = [says(without_finish(0.0004)), says(completion(cost=0.001))] * 3
+    async with serving(Router(*script)) as router:
+        run = Run(router, prompts_of(3), judges=really_judges(), max_in_flight=1)
+        result = await run.go()
+    assert result.outcomes == {"ok": 3} and run.check_books() == pytest.approx(0.0042)
+    assert run.generator._board.forecast.mean_usd("d") == pytest.approx(0.0014)
+
+
+async def test_the_forecast_knows_paid_attempts_of_earlier_lives_but_not_the_price_of_a_halt(
+    tmp_path: Path,
+) -> None:
+    disk = RunDir(tmp_path)
+    cost = {"usage": Usage(cost_usd=0.0004), "bill": "billed"}
+    write(
+        disk.completions,
+        msgspec.structs.replace(rollout("p0", "failed", final=False), **cost),
+        msgspec.structs.replace(rollout("p0", "rejected", final=False, attempt=2), **cost),
+        rollout("p1", "aborted", final=False),
+        rollout("p2"),
+    )
+    found = recover(disk)
+    assert found.retried_usd == {"p0": pytest.approx(0.0008)}
+    async with serving(Router()) as router:
+        run = Run(router, prompts_of(3), recovered=found)
+        await run.go()
+    assert run.generator._board.forecast.mean_usd("d") == pytest.approx((0.0018 + 0.001) / 2)
