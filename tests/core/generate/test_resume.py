@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from core.generate import recover
 from core.schema import Rollout, SpendLine, Usage
@@ -140,8 +141,13 @@ def without_finish(cost: float) -> dict[str, Any]:
 
 async def test_the_forecast_counts_every_attempt_of_a_prompt() -> None:
     """Each prompt's first reply is paid for and of no use: $0.0004, then $0.001."""
-    script = [says(without_finish(0.0004)), says(completion(cost=0.001))] * 3
-    async with serving(Router(*script)) as router:
+
+    async def second_is_whole(request: web.Request, router: Router) -> web.StreamResponse:
+        asked = [b["messages"][0]["content"] for b in router.bodies]
+        first = asked.count(asked[-1]) == 1
+        return await says(without_finish(0.0004) if first else completion())(request, router)
+
+    async with serving(Router(otherwise=second_is_whole)) as router:
         run = Run(router, prompts_of(3), judges=really_judges(), max_in_flight=1)
         result = await run.go()
     assert result.outcomes == {"ok": 3} and run.check_books() == pytest.approx(0.0042)
