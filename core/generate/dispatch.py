@@ -123,7 +123,9 @@ class Generator:
         for backend in dict.fromkeys(backends):
             self._providers[backend] = make_provider(backend, self._config)
         tokenizer = self._ports.renderer.tokenizer
-        checks = [p.preflight(sampling, tokenizer) for p in self._providers.values()]
+        tools = await self._renders.run(self._queues.with_tools)
+        providers = self._providers.items()
+        checks = [p.preflight(sampling, tokenizer, name in tools) for name, p in providers]
         for lines in await asyncio.gather(*checks):
             for line in lines:
                 self._log("warn" if isinstance(line, Advice) else "info", str(line))

@@ -24,6 +24,7 @@ from core.pipeline.stages import refuse_missing_devices, selected
 from core.prompts import load_prompts
 from core.providers import make_provider
 from core.providers.base import Advice
+from core.providers.chat import declares_tools
 from core.providers.http import FDS_KEPT_BACK
 from core.render.kimi import VARIANTS
 from core.render.source import pinned, renderer_of
@@ -175,14 +176,13 @@ async def _backends(config: Config, prompts: list[Prompt]) -> list[Check]:
     checks: list[Check] = []
     for name in names:
         try:
-            count = sum(p.backend == name for p in prompts)
-            checks += await _preflight(config, name, count)
+            checks += await _preflight(config, name, [p for p in prompts if p.backend == name])
         except EyasError as e:
             checks.append(Check("fail", name, str(e).removeprefix(f"{name}: ")))
     return checks
 
 
-async def _preflight(config: Config, name: str, prompts: int) -> list[Check]:
+async def _preflight(config: Config, name: str, prompts: list[Prompt]) -> list[Check]:
     tokenizer: TokenizerLike | None = None
     with contextlib.suppress(EyasError):  # which has its own line
         tokenizer = renderer_of(config).tokenizer
@@ -192,7 +192,8 @@ async def _preflight(config: Config, name: str, prompts: int) -> list[Check]:
         temperature=generate.temperature, top_p=generate.top_p, max_tokens=generate.max_tokens
     )
     try:
-        lines = await provider.preflight(sampling, tokenizer)
+        tools = any(map(declares_tools, prompts))
+        lines = await provider.preflight(sampling, tokenizer, tools)
     finally:
         await provider.close()
     checks = [
@@ -205,6 +206,6 @@ async def _preflight(config: Config, name: str, prompts: int) -> list[Check]:
         said = f"run.budget_usd {budget:g} is below one worst-case request (${min(worst):.4f})"
         checks.append(Check("fail", name, f"{said}; raise it or lower generate.max_tokens"))
     elif max(worst) > 0:
-        said = f"one reply costs at most ${max(worst):.4f}, those to all {prompts} prompts"
-        checks.append(Check("ok", name, f"{said} ${max(worst) * prompts:.2f}"))
+        said = f"one reply costs at most ${max(worst):.4f}, those to all {len(prompts)} prompts"
+        checks.append(Check("ok", name, f"{said} ${max(worst) * len(prompts):.2f}"))
     return checks

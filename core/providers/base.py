@@ -241,6 +241,7 @@ class Flight:
         "provider",
         "received",
         "status",
+        "tokens",
     )
 
     def __init__(
@@ -257,6 +258,9 @@ class Flight:
         self.kind: Literal["json", "sse", "none"] = "none"
         self.received = bytearray()
         self.events = 0
+        self.tokens = 0
+        """That a stream has brought: by its own count or ids, where it shows them, else one an
+        event."""
         self.comments = 0
         self.counted = 0
         self.generation_id: str | None = None
@@ -347,11 +351,11 @@ class Provider(Protocol):
     """A look-up may find the bill of a generation; otherwise nobody waits for one."""
 
     async def preflight(
-        self, sampling: Sampling, tokenizer: TokenizerLike | None = None
+        self, sampling: Sampling, tokenizer: TokenizerLike | None = None, tools: bool = False
     ) -> list[str]:
         """Check the server against the config before the first paid request; fill `lanes`; lines
         for the log, of which those to act on are Advice. `tokenizer`: the run's own, for servers
-        that show theirs."""
+        that show theirs. `tools`: some prompts declare them."""
 
     async def complete(self, request: CompletionRequest, flight: Flight) -> Reply: ...
 

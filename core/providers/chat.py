@@ -30,12 +30,14 @@ def outgoing_messages(messages: list[Message], reasoning_field: str) -> list[Mes
     return out
 
 
+def declares_tools(prompt: Prompt) -> bool:
+    """The text arm carries its tools in its messages already."""
+    return bool(prompt.tools) and prompt.arm != "text"
+
+
 def asked(prompt: Prompt) -> dict[str, Any]:
-    """The `tools` field of an arm that declares them; the text arm carries them in its messages
-    already."""
-    if prompt.tools and prompt.arm != "text":
-        return {"tools": prompt.tools}
-    return {}
+    """The `tools` field of an arm that declares them."""
+    return {"tools": prompt.tools} if declares_tools(prompt) else {}
 
 
 def template_switches(prompt: Prompt) -> dict[str, bool]:

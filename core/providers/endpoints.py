@@ -10,7 +10,7 @@ import msgspec
 
 from core.config import OpenRouter
 from core.errors import ProviderError
-from core.providers.base import LaneSpec
+from core.providers.base import Advice, LaneSpec
 from core.providers.chat import count
 from core.providers.price import Price, money
 from core.schema import Sampling
@@ -24,6 +24,7 @@ CANCELLABLE = frozenset(
     }
 )  # fmt: skip
 NEEDED = ("max_tokens", "temperature", "top_p", "reasoning")
+UNABLE = "does not support "
 SLOW_RANK = 1e6
 """Added to the rank of a provider that misses a preferred speed: above any price or latency."""
 
@@ -39,28 +40,49 @@ def base_slug(tag: str) -> str:
 
 
 def choose_endpoints(
-    endpoints: list[Any], options: OpenRouter, sampling: Sampling
-) -> list[Endpoint]:
-    """Fit endpoints, most preferred first. Raises ProviderError naming a provider that is not
-    there, or why each of the endpoints is out."""
+    endpoints: list[Any], options: OpenRouter, sampling: Sampling, tools: bool = False
+) -> tuple[list[Endpoint], list[str]]:
+    """Fit endpoints, most preferred first, and lines about those that do not support what is sent.
+    `tools`: prompts declare them. Raises ProviderError naming a provider that is not there, or why
+    each of the endpoints is out."""
     chosen: list[Endpoint] = []
     reasons: list[str] = []
     rows = [(_tag(row), row) for row in endpoints if isinstance(row, dict)]
     _refuse_unknown([tag for tag, _ in rows], options)
     for tag, row in rows:
-        if reason := _unfit(row, tag, options, sampling):
+        if reason := _unfit(row, tag, options, sampling) or _unable(row, options, tools):
             reasons.append(f"{tag}: {reason}")
         else:
             chosen.append(_endpoint(row, tag, options))
     if not chosen:
         why = "; ".join(reasons[:6]) or "the model has none"
         too_long = any(": max_tokens " in reason for reason in reasons)
-        remedy = "lower generate.max_tokens or " * too_long + "loosen [generate.openrouter]"
+        toolless = any(UNABLE in reason and reason.endswith("tools") for reason in reasons)
+        remedy = "lower generate.max_tokens or " * too_long + 'set arm = "text" or ' * toolless
+        remedy += "loosen [generate.openrouter]"
         raise ProviderError(
             f"openrouter: no endpoint of {options.model} is left ({why}); {remedy}",
             "no_endpoint",
         )
-    return sorted(chosen, key=lambda e: (e.spec.rank, e.spec.name))
+    chosen.sort(key=lambda e: (e.spec.rank, e.spec.name))
+    return chosen, _lines_on(chosen, reasons, options, tools)
+
+
+def _lines_on(
+    chosen: list[Endpoint], reasons: list[str], options: OpenRouter, tools: bool
+) -> list[str]:
+    lines = []
+    if unable := [reason for reason in reasons if f": {UNABLE}" in reason]:
+        lines.append(f"openrouter: left out: {'; '.join(unable[:6])}")
+    silent = [e.spec.name for e in chosen if not e.supported]
+    if tools and silent and not options.require_parameters:
+        lines.append(
+            Advice(
+                f"openrouter: {', '.join(silent[:6])}: not known whether `tools` are supported, "
+                "and without openrouter.require_parameters they may be dropped in silence"
+            )
+        )
+    return lines
 
 
 def _tag(row: dict[str, Any]) -> str:
@@ -147,12 +169,19 @@ def _unfit(row: dict[str, Any], tag: str, options: OpenRouter, sampling: Samplin
         longest = count(row.get(bound))
         if longest is not None and longest < sampling.max_tokens:
             return f"max_tokens {sampling.max_tokens} above its {longest}"
-    supported = row.get("supported_parameters")
-    if options.require_parameters and isinstance(supported, list):
-        missing = [name for name in NEEDED if name not in supported]
-        if missing:
-            return f"does not support {', '.join(missing)}"
     return ""
+
+
+def _unable(row: dict[str, Any], options: OpenRouter, tools: bool) -> str:
+    """What the endpoint does not support of what is sent; empty: all of it, or it does not say.
+    Without `require_parameters` the rest may be dropped, tools never: their prompts would be
+    answered as if they had none."""
+    supported = row.get("supported_parameters")
+    if not isinstance(supported, list):
+        return ""
+    needed = [*NEEDED * options.require_parameters, *["tools"] * tools]
+    missing = [name for name in needed if name not in supported]
+    return UNABLE + ", ".join(missing) if missing else ""
 
 
 def _endpoint(row: dict[str, Any], tag: str, options: OpenRouter) -> Endpoint:

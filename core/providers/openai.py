@@ -29,6 +29,8 @@ EXACT = {
     "spaces_between_special_tokens": False,
 }
 
+TOOL = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
+
 
 def _priced(options: OpenAI) -> bool:
     return options.price_prompt > 0 or options.price_completion > 0
@@ -75,7 +77,7 @@ class OpenAICompatible:
         self.tells_bills = self._price.free
 
     async def preflight(
-        self, sampling: Sampling, tokenizer: TokenizerLike | None = None
+        self, sampling: Sampling, tokenizer: TokenizerLike | None = None, tools: bool = False
     ) -> list[str]:
         status, body = await self._http.get("/models")
         if status in (401, 403):
@@ -104,6 +106,8 @@ class OpenAICompatible:
                 "max_tokens",
             )
         note = await self._probe() if self._price.free else "billed: token ids not probed"
+        if tools and self._price.free:
+            await self._probe_tools()
         if tokenizer is not None and self._price.free:
             who, path = f"{self.name}: {self._lane}", "/../tokenize"
             said = await same_tokenizer(who, self._http, path, tokenizer, self._model)
@@ -115,14 +119,25 @@ class OpenAICompatible:
         ]
         return [f"{self.name}: {self._lane} {note}"]
 
+    def _one_token(self, **fields: Any) -> dict[str, Any]:
+        messages = [{"role": "user", "content": "1"}]
+        return {"model": self._model, "messages": messages, "max_tokens": 1, **fields}
+
+    async def _probe_tools(self) -> None:
+        """One token: vLLM takes tools only with two flags, and refuses every prompt with them
+        else."""
+        status, body = await self._http.post("/chat/completions", self._one_token(tools=[TOOL]))
+        if status != 200:
+            raise ProviderError(
+                f"{self.name}: {self._lane} takes no tools, and prompts declare them "
+                f"({error_message(body, f'HTTP {status}')}); start it with "
+                '--enable-auto-tool-choice --tool-call-parser NAME, or set arm = "text"',
+                "no_tools",
+            )
+
     async def _probe(self) -> str:
         """One token, to see whether the server knows the fields that make ids exact."""
-        asked_for = {
-            "model": self._model,
-            "messages": [{"role": "user", "content": "1"}],
-            "max_tokens": 1,
-            **EXACT,
-        }
+        asked_for = self._one_token(**EXACT)
         status, body = await self._http.post("/chat/completions", asked_for)
         if status == 200 and isinstance(body, dict):
             choices = body.get("choices")

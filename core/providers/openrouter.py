@@ -57,7 +57,7 @@ class OpenRouter:
         self._http = HttpClient(self._options.base_url, headers, generate.connect_timeout_s)
 
     async def preflight(
-        self, sampling: Sampling, tokenizer: TokenizerLike | None = None
+        self, sampling: Sampling, tokenizer: TokenizerLike | None = None, tools: bool = False
     ) -> list[str]:
         left = {"on this key": await self._key_left(), "of credits": await self._credits_left()}
         lines = [f"openrouter: ${usd:.2f} left {what}" for what, usd in left.items() if usd]
@@ -71,7 +71,7 @@ class OpenRouter:
         endpoints = data.get("endpoints") if isinstance(data, dict) else None
         if status != 200 or not isinstance(endpoints, list):
             raise self._strange(status, f"the endpoints of {model}")
-        chosen = choose_endpoints(endpoints, self._options, sampling)
+        chosen, notes = choose_endpoints(endpoints, self._options, sampling, tools)
         self.lanes = [c.spec for c in chosen]
         self._specs = {c.spec.name: c.spec for c in chosen}
         self._supported = {c.spec.name: c.supported for c in chosen}
@@ -81,7 +81,7 @@ class OpenRouter:
                 f"openrouter: {spec.name} at ${price.prompt * 1e6:.3f} in, "
                 f"${price.completion * 1e6:.3f} out per million tokens{note}"
             )
-        lines += self._unchecked()
+        lines += [*notes, *self._unchecked()]
         worst = min(spec.price.worst_usd(1, sampling.max_tokens) for spec in self.lanes)
         return [*lines, *self._afford([usd for usd in left.values() if usd is not None], worst)]
 

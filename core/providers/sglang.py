@@ -130,7 +130,7 @@ class SGLang:
         self._metrics = dict.fromkeys(self._servers, True)
 
     async def preflight(
-        self, sampling: Sampling, tokenizer: TokenizerLike | None = None
+        self, sampling: Sampling, tokenizer: TokenizerLike | None = None, tools: bool = False
     ) -> list[str]:
         lines: list[str] = []
         self.lanes = []

@@ -2,6 +2,7 @@
 by a run, whose exit code says whose fault it is."""
 
 import asyncio
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,9 @@ from tests.core.generate.rig import ALDER
 
 HTML = "<!doctype html><title>Welcome</title>"
 CHEAP = {**ALDER, "max_completion_tokens": 64}
+TOOLLESS = {**ALDER, "supported_parameters": ["max_tokens", "temperature", "top_p", "reasoning"]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+ROW = {"messages": [{"role": "user", "content": "1 + 1?"}], "tools": [TOOL]}
 SERVERS: dict[str, dict[str, Any]] = {
     "openrouter": {
         "/api/v1/key": {"data": {"limit_remaining": 50.0}},
@@ -34,6 +38,11 @@ SERVERS: dict[str, dict[str, Any]] = {
 }
 
 
+def without_tools(body: dict[str, Any]) -> Any:
+    refused = (400, {"message": "tools need a parser"})
+    return refused if "tools" in body else {"choices": [{"token_ids": [1]}]}
+
+
 class Host:
     """One server that plays any backend; `paid` counts what a paid backend would bill."""
 
@@ -44,6 +53,8 @@ class Host:
     async def answer(self, request: web.Request) -> web.Response:
         self.paid += request.path == "/api/v1/chat/completions"
         found = self.answers.get(request.path, (404, {"error": {"message": "not here"}}))
+        if callable(found):
+            found = found(await request.json())
         status, body = found if isinstance(found, tuple) else (200, found)
         if isinstance(body, str):
             return web.Response(text=body, status=status, content_type="text/html")
@@ -86,6 +97,14 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], int, str]] = [
         1,
         "max_tokens 1000 above its 64",
     ),
+    (
+        "openrouter",
+        {"openrouter": {"require_parameters": False}},
+        {"/api/v1/models/org/m/endpoints": {"data": {"endpoints": [TOOLLESS]}}},
+        1,
+        "alder: does not support tools); set arm",
+    ),
+    ("vllm", {}, {"/v1/chat/completions": without_tools}, 1, "takes no tools, and prompts declare"),
     ("openrouter", {"run": {"budget_usd": 0.001}}, {}, 2, "below one worst-case request"),
     ("openrouter", {}, {"/api/v1/key": HTML}, 1, "check openrouter.base_url"),
     ("openrouter", {"openrouter": {"base_url": "localhost:9"}}, {}, 1, "write http://... or https"),
@@ -126,7 +145,7 @@ async def test_nothing_is_sent_with_a_config_that_cannot_work(
 ) -> None:
     monkeypatch.delenv("EYAS_NO_KEY", raising=False)
     prompts = tmp_path / "p.jsonl"
-    prompts.write_text('{"messages": [{"role": "user", "content": "1 + 1?"}]}\n')
+    prompts.write_text(json.dumps(ROW) + "\n")
     host = Host(SERVERS[backend] | answers)
     async with TestServer(host.app()) as server:
         config = config_for(backend, str(server.make_url("")).rstrip("/"), settings, prompts)
@@ -156,7 +175,7 @@ async def test_the_same_configs_pass_when_nothing_is_wrong(
     backend: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = tmp_path / "p.jsonl"
-    prompts.write_text('{"messages": [{"role": "user", "content": "1 + 1?"}]}\n')
+    prompts.write_text(json.dumps(ROW) + "\n")
     host = Host(SERVERS[backend])
     async with TestServer(host.app()) as server:
         config = config_for(backend, str(server.make_url("")).rstrip("/"), {}, prompts)
@@ -169,7 +188,7 @@ async def test_the_same_configs_pass_when_nothing_is_wrong(
 async def test_the_command_says_it_once(tmp_path: Path) -> None:
     """`eyas run` in lines: the error is one line on stderr, and what was refused is not started."""
     prompts = tmp_path / "p.jsonl"
-    prompts.write_text('{"messages": [{"role": "user", "content": "1 + 1?"}]}\n')
+    prompts.write_text(json.dumps(ROW) + "\n")
     host = Host(SERVERS["openrouter"])
     async with TestServer(host.app()) as server:
         settings = {"openrouter": {"only": ["aldr"]}}

@@ -285,6 +285,23 @@ async def test_bad_settings_are_refused_before_the_first_paid_request(
     assert "\n" not in str(caught.value) and not router.bodies
 
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(("arm", "asked"), [("declared", {"alder"}), ("text", {"alder", "birch"})])
+async def test_prompts_with_tools_go_where_tools_are_supported(arm: str, asked: set[str]) -> None:
+    router = Router()
+    plain = [name for name in ALDER["supported_parameters"] if name != "tools"]
+    router.endpoints = [ALDER, {**ALDER, "tag": "birch", "supported_parameters": plain}]
+    prompts = [*prompts_of(9), *prompts_of(10, tools=[TOOL], arm=arm)[9:]]
+    async with serving(router):
+        run = Run(router, prompts, max_in_flight=4)
+        assert (await run.go()).outcomes == {"ok": 10}
+    assert {b["provider"]["only"][0] for b in router.bodies} == asked
+    said = "openrouter: left out: birch: does not support tools"
+    assert (said in [e.message for e in run.of(ev.Log)]) == (arm == "declared")
+
+
 async def test_a_refused_key_and_a_hopeless_budget_stop_at_the_start() -> None:
     router = Router()
     router.key_status = 401

@@ -6,6 +6,7 @@ import pytest
 
 from core.config import OpenRouter
 from core.errors import ProviderError
+from core.providers.base import Advice
 from core.providers.endpoints import NEEDED, choose_endpoints
 from core.schema import Sampling
 
@@ -33,7 +34,7 @@ ROWS = [
 
 
 def names(**options: Any) -> list[str]:
-    return [e.spec.name for e in choose_endpoints(ROWS, OpenRouter(**options), SAMPLING)]
+    return [e.spec.name for e in choose_endpoints(ROWS, OpenRouter(**options), SAMPLING)[0]]
 
 
 @pytest.mark.parametrize(
@@ -74,13 +75,13 @@ def test_filters_and_ranks(options: dict[str, Any], expected: list[str]) -> None
 
 
 def test_prices_and_what_cancelling_does() -> None:
-    chosen = {e.spec.name: e.spec for e in choose_endpoints(ROWS, OpenRouter(), SAMPLING)}
+    chosen = {e.spec.name: e.spec for e in choose_endpoints(ROWS, OpenRouter(), SAMPLING)[0]}
     assert chosen["fireworks"].price.worst_usd(1_000, 1_000) == pytest.approx(0.0036)
     assert chosen["fireworks"].cancel_stops_bill and chosen["novita/int4"].cancel_stops_bill
     assert not chosen["groq"].cancel_stops_bill
-    plain = choose_endpoints(ROWS, OpenRouter(stream=False), SAMPLING)
+    plain, _ = choose_endpoints(ROWS, OpenRouter(stream=False), SAMPLING)
     assert not any(e.spec.cancel_stops_bill for e in plain)  # whole replies are billed whole
-    told = choose_endpoints(ROWS, OpenRouter(cancellable=["groq"]), SAMPLING)
+    told, _ = choose_endpoints(ROWS, OpenRouter(cancellable=["groq"]), SAMPLING)
     assert all(e.spec.cancel_stops_bill for e in told)
 
 
@@ -110,12 +111,53 @@ def test_a_provider_that_is_not_there_is_named(field: str) -> None:
     said = str(caught.value)
     assert f"{field} names 'novta'" in said and "it has fireworks, groq, novita/int4" in said
     assert caught.value.kind == "unknown_provider"
-    assert len(choose_endpoints(ROWS, OpenRouter(ignore=["novta"]), SAMPLING)) == 3
+    assert len(choose_endpoints(ROWS, OpenRouter(ignore=["novta"]), SAMPLING)[0]) == 3
 
 
 def test_a_context_shorter_than_an_answer_is_too_short() -> None:
     with pytest.raises(ProviderError, match="max_tokens 1000 above its 500"):
         choose_endpoints([row("a", context_length=500)], OpenRouter(), SAMPLING)
+
+
+TOOLLESS = row("b", supported_parameters=[*NEEDED])
+MUTE = row("c", supported_parameters=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "tools", "left", "lines"),
+    [
+        ({}, False, ["a", "b", "c"], []),
+        ({}, True, ["a", "c"], ["left out: b: does not support tools"]),
+        # whoever drops tools in silence answers another question: never, whatever else may drop
+        (
+            {"require_parameters": False},
+            True,
+            ["a", "c"],
+            [
+                "left out: b: does not support tools",
+                "c: not known whether `tools` are supported, and without "
+                "openrouter.require_parameters they may be dropped in silence",
+            ],
+        ),
+        ({"require_parameters": False}, False, ["a", "b", "c"], []),
+        ({"only": ["a"], "require_parameters": False}, True, ["a"], []),
+    ],
+)
+def test_an_endpoint_without_tools_is_left_out_when_prompts_declare_them(
+    options: dict[str, Any], tools: bool, left: list[str], lines: list[str]
+) -> None:
+    rows = [row("a"), TOOLLESS, MUTE]
+    chosen, said = choose_endpoints(rows, OpenRouter(**options), SAMPLING, tools)
+    assert [e.spec.name for e in chosen] == left
+    assert [line.removeprefix("openrouter: ") for line in said] == lines
+    assert [isinstance(line, Advice) for line in said] == [False, True][: len(said)]
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_when_nobody_supports_tools_it_is_said_what_to_do(required: bool) -> None:
+    options = OpenRouter(require_parameters=required)
+    with pytest.raises(ProviderError, match=r'support tools\); set arm = "text" or loos'):
+        choose_endpoints([TOOLLESS], options, SAMPLING, True)
 
 
 def test_when_none_is_left_each_has_its_reason() -> None:

@@ -353,6 +353,25 @@ async def test_a_chat_server_that_knows_no_token_ids_falls_to_text_and_says_so()
             await provider.preflight(SAMPLING)
 
 
+async def test_a_chat_server_that_takes_no_tools_is_refused_when_prompts_declare_them() -> None:
+    def toolless(body: dict[str, Any]) -> Any:
+        words = '"auto" tool choice requires --enable-auto-tool-choice'
+        if "tools" in body:
+            return 400, {"message": words}
+        return {"choices": [{"token_ids": [1]}]}
+
+    server = Server(v1__models={"data": [{"id": "m"}]}, v1__chat__completions=toolless)
+    async with backend(server, "vllm", VLLM) as provider:
+        assert "returns token ids" in (await provider.preflight(SAMPLING))[0]
+        with pytest.raises(ProviderError, match="takes no tools, and prompts declare") as caught:
+            await provider.preflight(SAMPLING, None, True)
+        assert "--enable-auto-tool-choice --tool-call-parser" in str(caught.value)
+        server.answers["/v1/chat/completions"] = {"choices": [{"token_ids": [1]}]}
+        assert "returns token ids" in (await provider.preflight(SAMPLING, None, True))[0]
+    sent = server.asked[-1][1]
+    assert sent["tools"] and sent["max_tokens"] == 1
+
+
 async def test_a_billed_chat_server_is_not_probed_and_priced_by_the_config() -> None:
     config = {"openai": {**VLLM["openai"], "price_prompt": 1.0, "price_completion": 2.0}}
     reply = {
