@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from core.providers.chat import count
 from core.providers.classify import error_in_body, parse_json
 from core.providers.sse import DONE, SseParser
 
@@ -50,7 +51,7 @@ class _Step(msgspec.Struct):
     message: None = None
     finish_reason: None = None
     native_finish_reason: None = None
-    token_ids: None = None
+    token_ids: list[int] | None = None
     response_token_ids: None = None
     prompt_token_ids: None = None
     error: None = None
@@ -84,6 +85,7 @@ class _Merger:
         self._ids: list[Any] = []
         self._native: dict[str, Any] | None = None
         self._native_ids: list[Any] = []
+        self._native_texts: list[Any] = []
 
     def add(self, payload: bytes) -> bool:
         """False when nothing after it can be trusted."""
@@ -92,6 +94,7 @@ class _Merger:
         except msgspec.DecodeError:
             return self._add_any(payload)
         self._add_delta(step.delta)
+        self._ids += step.token_ids or ()
         return True
 
     def _add_delta(self, delta: _Delta) -> None:
@@ -132,7 +135,7 @@ class _Merger:
         return True
 
     def _has_text(self) -> bool:
-        return any(self._texts.values()) or bool(self._calls)
+        return any(self._texts.values()) or bool(self._calls) or self._native is not None
 
     def _add_choice(self, choice: dict[str, Any]) -> None:
         for name in ("finish_reason", "native_finish_reason", "prompt_token_ids"):
@@ -175,21 +178,27 @@ class _Merger:
                 call.object = arguments
 
     def _add_native(self, event: dict[str, Any]) -> None:
-        """SGLang's `/generate` sends everything so far, or with incremental output what is new."""
-        ids, known = event["output_ids"], self._native_ids
+        """SGLang's `/generate` sends everything so far, or with incremental output what is new; how
+        many there are by then tells which. An event that is missing shows in the last count."""
+        ids, known, meta = event["output_ids"], self._native_ids, event.get("meta_info")
         if not isinstance(ids, list):
             self.problems.append("reply_malformed")
             return
-        if len(ids) >= len(known) and ids[: len(known)] == known:
-            self._native_ids = ids
-            self._native = event
-        else:
+        tokens = count(meta.get("completion_tokens")) if isinstance(meta, dict) else None
+        if tokens is None and known:
+            self.problems.append("reply_malformed")
+        elif tokens is not None and len(ids) < tokens:
             known += ids
-            self._native = {**event, "text": None}
+            self._native_texts.append(event.get("text"))
+        else:
+            self._native_ids, self._native_texts = ids, [event.get("text")]
+        self._native = event
 
     def result(self, cut: bool) -> Merged:
         if self._native is not None:
-            body = {**self._native, "output_ids": self._native_ids}
+            texts = self._native_texts
+            joined = "".join(texts) if all(isinstance(t, str) for t in texts) else None
+            body = {**self._native, "output_ids": self._native_ids, "text": joined}
             return Merged(body=body, problems=self.problems)
         message: dict[str, Any] = {name: "".join(parts) for name, parts in self._texts.items()}
         message["reasoning_details"] = self._details
