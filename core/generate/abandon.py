@@ -11,15 +11,12 @@ from typing import Any
 from core import events as ev
 from core.budget import Budget
 from core.config import Config
-from core.errors import ConfigError
-from core.generate.account import READ_GAPS_S, Accounts
+from core.generate.account import READ_GAPS_S, Accounts, bill_clients
 from core.generate.board import Board
 from core.generate.books import LOOKUP_DELAYS_S, Books
 from core.generate.landing import outcome_event
 from core.generate.ports import GenerateResult, Ports
 from core.generate.request import refused
-from core.providers import make_provider
-from core.providers.base import Provider
 from core.schema import Prompt
 
 ABANDONED = "abandoned"
@@ -41,12 +38,19 @@ async def abandon(
     known = {p.prompt_id: p for p in prompts}
     budget = Budget(config.run.budget_usd)
     budget.earlier(recovered.spent_usd, recovered.cap_usd, recovered.uncertain_usd)
-    books = Books(budget, ports.spend, lookup_delays_s, recovered.tallies)
 
     def say(level: Any, message: str) -> None:
         ports.emit(ev.Log(level=level, message=message, stage="generate"))
 
-    await _settle(config, ports, books, Accounts(config, books, say, account_gaps_s))
+    books = Books(budget, ports.spend, lookup_delays_s, recovered.tallies, say)
+    accounts = Accounts(config, books, say, account_gaps_s)
+    providers = bill_clients(config, recovered.open, say)
+    try:
+        settling = books.left_open(recovered.open, recovered.replied, providers)
+        await asyncio.gather(*(bill for _, bill in settling))
+        await accounts.reconcile(providers, lambda: False)
+    finally:
+        await asyncio.gather(*(p.close() for p in providers.values()))
     left = [p for key, p in known.items() if key not in recovered.finished]
     rollouts = [
         refused(p, recovered.attempts.get(p.prompt_id, 0), ABANDONED, WHY, final=True) for p in left
@@ -71,28 +75,3 @@ async def abandon(
         spent_usd=budget.cost_usd,
         uncertain_usd=budget.uncertain_usd,
     )
-
-
-async def _settle(config: Config, ports: Ports, books: Books, accounts: Accounts) -> None:
-    """Every dispatch that was left open is closed: by its reply's line, looked up, or at its worst
-    case."""
-    recovered = ports.recovered
-    providers: dict[str, Provider] = {}
-    for backend in {line.backend for line in recovered.open}:
-        if backend == "openrouter" and not config.generate.openrouter.base_url:
-            continue  # the run's own gateway, whose books ended with it
-        try:
-            providers[backend] = make_provider(backend, config)
-        except ConfigError as error:  # no key or address any more
-            ports.emit(ev.Log(level="warn", message=str(error), stage="generate"))
-    try:
-        for line in recovered.open:
-            books.budget.adopt((line.prompt_id, line.attempt), line.reserve_usd)
-        closing = []
-        for line in recovered.open:
-            reply = recovered.replied.get((line.prompt_id, line.attempt))
-            closing.append(books.settle_open(line, providers.get(line.backend), reply))
-        await asyncio.gather(*closing)
-        await accounts.reconcile(providers, lambda: False)
-    finally:
-        await asyncio.gather(*(p.close() for p in providers.values()))

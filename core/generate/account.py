@@ -10,14 +10,14 @@ total that lags) the worst case stays. Knows totals and the spend file, nothing 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from core.budget import PICO, to_pico
 from core.config import Config
 from core.errors import ConfigError, ProviderError
-from core.generate.books import Books
+from core.generate.books import Books, Say
 from core.generate.tally import Tally
 from core.providers import make_provider
 from core.providers.base import Provider
@@ -28,8 +28,6 @@ READ_GAPS_S = (1.0, 1.0, 2.0, 4.0)
 TOLERANCE_USD = 1e-6
 """Totals are sums of floats on the other side."""
 
-Say = Callable[[Any, str], None]
-
 
 def proven_rest(start_usd: float, now_usd: float, tally: Tally) -> int | None:
     """What the uncertain requests really cost together, in picodollars; None: the account does not
@@ -39,6 +37,20 @@ def proven_rest(start_usd: float, now_usd: float, tally: Tally) -> int | None:
     if not -slack <= rest <= tally.worst + slack:
         return None
     return min(max(rest, 0), tally.worst)
+
+
+def bill_clients(config: Config, lines: Iterable[SpendLine], say: Say) -> dict[str, Provider]:
+    """Clients that ask for the bills of open dispatches alone: no pre-flight, nothing is refused;
+    what cannot be asked is told and left out."""
+    clients: dict[str, Provider] = {}
+    for backend in dict.fromkeys(x.backend for x in lines if x.reserve_usd and x.generation_id):
+        if backend == "openrouter" and not config.generate.openrouter.base_url:
+            continue  # the run's own gateway, whose books ended with it
+        try:
+            clients[backend] = make_provider(backend, config)
+        except ConfigError as error:  # no key or address any more
+            say("warn", f"{error}; open bills of {backend} are booked at their worst case")
+    return clients
 
 
 class Accounts:
@@ -70,7 +82,7 @@ class Accounts:
         """Once nothing is in flight and every look-up has ended. Bounded tries; `given_up` ends
         them early. Raises DiskFull."""
         for backend, tally in self._books.tallies.items():
-            if not tally.worst or tally.start_usd is None:
+            if not tally.worst or tally.start_usd is None or backend in self._books.refused:
                 continue
             rest = None
             async with self._provider(backend, providers) as provider:

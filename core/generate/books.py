@@ -8,16 +8,17 @@ and stays marked. Knows the budget, the spend file and the look-up of providers.
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from core.budget import Budget
+from core.budget import Budget, Key
 from core.errors import ProviderError
 from core.generate.lanes import Lane
 from core.generate.ports import Append
 from core.generate.tally import Tally
-from core.providers.base import Flight, LookedUp, Provider, Reply
+from core.providers.base import Flight, KeyRefused, LookedUp, Provider, Reply
 from core.schema import CLOSING, Prompt, RolloutHead, SpendLine, Usage
 
 LOOKUP_DELAYS_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -28,6 +29,10 @@ FEW_TRIES = 3
 SEVERED_S = 10.0
 """From a sever to the last look-up: 2,000 bills at 32 at once and 0.15 s each. An API that hangs
 must not hold the end; what is not found is booked at its worst case."""
+
+
+Say = Callable[[Any, str], None]
+"""(level, message) for the log."""
 
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +61,7 @@ class Books:
         spend: Append,
         lookup_delays_s: Sequence[float] = LOOKUP_DELAYS_S,
         tallies: dict[str, Tally] | None = None,
+        say: Say = lambda level, message: None,
     ) -> None:
         """`tallies`: the books of earlier lives by backend; added to here."""
         self.budget = budget
@@ -65,6 +71,9 @@ class Books:
         self._permits = asyncio.Semaphore(LOOKUPS_AT_ONCE)
         self._hurried = asyncio.Event()
         self._end_by: float | None = None
+        self._say = say
+        self.refused: set[str] = set()
+        """Backends that do not take the key, so that no bill can be asked for."""
 
     @property
     def fault(self) -> BaseException | None:
@@ -133,7 +142,23 @@ class Books:
         if bill.line is not None:
             self._spend.post(bill.line)
 
-    async def settle_open(
+    def left_open(
+        self,
+        lines: Sequence[SpendLine],
+        replied: Mapping[Key, RolloutHead],
+        providers: Mapping[str, Provider],
+    ) -> list[tuple[Key, Coroutine[Any, Any, Bill]]]:
+        """The dispatches that an earlier life left open, each to be settled: reserved here, before
+        anything is sent. `providers` by backend; without one nothing is looked up."""
+        for line in lines:
+            self.budget.adopt((line.prompt_id, line.attempt), line.reserve_usd)
+        keys = [(line.prompt_id, line.attempt) for line in lines]
+        return [
+            (key, self._settle_open(line, providers.get(line.backend), replied.get(key)))
+            for key, line in zip(keys, lines, strict=True)
+        ]
+
+    async def _settle_open(
         self, line: SpendLine, provider: Provider | None, reply: RolloutHead | None
     ) -> Bill:
         """A dispatch that an earlier life left open: closed by its reply's line, looked up, or at
@@ -162,7 +187,7 @@ class Books:
             return None
         found = await self._ask(provider, generation_id)
         for number, delay_s in enumerate(self._delays_s[:tries]):
-            if found is not None or self._enough(number):
+            if found is not None or self._enough(number) or provider.name in self.refused:
                 break
             await self._pause(delay_s)
             found = await self._ask(provider, generation_id)
@@ -192,11 +217,22 @@ class Books:
 
     async def _ask(self, provider: Provider, generation_id: str) -> LookedUp | None:
         async with self._permits:
+            if provider.name in self.refused:
+                return None
             try:
                 async with asyncio.timeout_at(self._end_by):
                     return await provider.lookup(generation_id)
+            except KeyRefused as error:
+                self._refuse(provider.name, error)
             except (ProviderError, TimeoutError):
-                return None  # nothing answered; the next try may
+                pass  # nothing answered; the next try may
+        return None
+
+    def _refuse(self, backend: str, error: KeyRefused) -> None:
+        if backend not in self.refused:
+            self.refused.add(backend)
+            unknown = "bills that were not told are booked at their worst case"
+            self._say("warn", f"{error}; {unknown}")
 
     async def _bill(self, lane: Lane, left: bool, reply: Reply) -> Bill:
         usage = reply.usage

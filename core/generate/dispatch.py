@@ -15,7 +15,7 @@ from core import events as ev
 from core.budget import Budget
 from core.config import Config
 from core.errors import DiskFull, ProviderError
-from core.generate.account import READ_GAPS_S, Accounts
+from core.generate.account import READ_GAPS_S, Accounts, bill_clients
 from core.generate.attempt import Aloft, Attempts
 from core.generate.board import Board
 from core.generate.books import LOOKUP_DELAYS_S, Books
@@ -57,12 +57,15 @@ class Generator:
         self._board = Board(len({p.prompt_id for p in prompts}), recovered.outcomes)
         self._budget = Budget(config.run.budget_usd)
         self._budget.earlier(recovered.spent_usd, recovered.cap_usd, recovered.uncertain_usd)
-        self._books = Books(self._budget, ports.spend, lookup_delays_s, recovered.tallies)
+        self._books = Books(
+            self._budget, ports.spend, lookup_delays_s, recovered.tallies, self._log
+        )
         self._accounts = Accounts(config, self._books, self._log, account_gaps_s)
         self._renders = Workers(1, "render")
         self._attempts = Attempts(config, ports, self._books)
         self._lanes: list[Lane] = []
         self._providers: dict[str, Provider] = {}
+        self._settlers: dict[str, Provider] = {}
         self._lander = Lander(config, ports, self._attempts, self._queues, self._board, self._lanes)
         self._lander.wake = self._wake_up
         self._lander.send = self._refill
@@ -96,14 +99,16 @@ class Generator:
             with rare_collections():
                 await self._drive()
             if self._crash is None:
-                await self._guarded(self._accounts.reconcile(self._providers, self._given_up))
+                clients = self._settlers | self._providers
+                await self._guarded(self._accounts.reconcile(clients, self._given_up))
         finally:
             self._over = True
             rest = [*background, *self._tasks]  # tasks are left only when this was cancelled itself
             for task in rest:
                 task.cancel()
             await asyncio.gather(*rest, return_exceptions=True)
-            await asyncio.gather(*(p.close() for p in self._providers.values()))
+            clients = self._settlers | self._providers
+            await asyncio.gather(*(client.close() for client in clients.values()))
             self._renders.close()
         self._ports.emit(self.stats())
         if not self._gate.is_open:
@@ -118,10 +123,10 @@ class Generator:
         await self._renders.run(self._queues.group)
         sampling = sampling_of(self._config, "")
         recovered = self._ports.recovered
-        backends = [q.backend for q in self._queues.queues]
-        backends += [line.backend for line in recovered.open]
-        for backend in dict.fromkeys(backends):
+        for backend in dict.fromkeys(q.backend for q in self._queues.queues):
             self._providers[backend] = make_provider(backend, self._config)
+        others = [line for line in recovered.open if line.backend not in self._providers]
+        self._settlers = bill_clients(self._config, others, self._log)
         tokenizer = self._ports.renderer.tokenizer
         tools = await self._renders.run(self._queues.with_tools)
         providers = self._providers.items()
@@ -136,13 +141,9 @@ class Generator:
                 self._lanes.append(Lane(client, spec, limit, generate.canary))
         await self._pump.check_budget(self._providers)
         await self._guarded(self._accounts.open(self._providers))
-        for opened in recovered.open:
-            self._budget.adopt((opened.prompt_id, opened.attempt), opened.reserve_usd)
-        for opened in recovered.open:
-            key = (opened.prompt_id, opened.attempt)
-            reply, provider = recovered.replied.get(key), self._providers[opened.backend]
-            settling = self._spawn(self._books.settle_open(opened, provider, reply))
-            self._lander.settling[key] = settling
+        clients = self._settlers | self._providers
+        for key, settling in self._books.left_open(recovered.open, recovered.replied, clients):
+            self._lander.settling[key] = self._spawn(settling)
 
     async def _guarded(self, writing: Coroutine[Any, Any, None]) -> None:
         try:

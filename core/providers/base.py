@@ -363,7 +363,8 @@ class Provider(Protocol):
         """What a cancelled request had brought."""
 
     async def lookup(self, generation_id: str) -> LookedUp | None:
-        """The bill of one generation; None: not to be found (now, or at all)."""
+        """The bill of one generation; None: not to be found (now, or at all). Raises KeyRefused
+        where no bill will be told."""
 
     async def account_usd(self) -> float | None:
         """What the account has been billed in all its life; None: there is none, or it does not

@@ -224,6 +224,9 @@ class OpenRouter:
 
     async def lookup(self, generation_id: str) -> base.LookedUp | None:
         status, body = await self._http.get("/generation", id=generation_id)
+        if status == 401:
+            name = self._options.api_key_env
+            raise base.KeyRefused(f"openrouter: the key in {name} is refused (HTTP 401)")
         data = body.get("data") if isinstance(body, dict) and status == 200 else None
         if not isinstance(data, dict):
             return None

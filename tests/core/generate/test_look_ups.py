@@ -13,7 +13,7 @@ from core.budget import Budget
 from core.errors import ProviderError
 from core.generate import books as b
 from core.generate.books import LOOKUP_DELAYS_S, LOOKUPS_AT_ONCE, SEVERED_S, Books
-from core.providers.base import LookedUp
+from core.providers.base import KeyRefused, LookedUp
 from tests.core.generate.rig import MemoryFile
 
 GET_S = 0.1
@@ -48,6 +48,7 @@ def in_no_time(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 class Api:
     """Answers in `get_s`; the bill is found from the `found_at`-th question about it on."""
 
+    name = "openrouter"
     tells_bills = True
 
     def __init__(self, get_s: float = GET_S, found_at: int | None = None) -> None:
@@ -162,6 +163,24 @@ def test_an_api_that_hangs_does_not_hold_the_end(severed_at: float) -> None:
         ended, found = await look.ends()
         assert found == 0 and api.open == 0
         assert ended <= max(severed_at + SEVERED_S, 20.0) + 0.01
+
+    in_no_time(work)
+
+
+def test_a_refused_key_is_asked_with_once_and_told_once() -> None:
+    class Revoked(Api):
+        async def lookup(self, generation_id: str) -> LookedUp | None:
+            await super().lookup(generation_id)
+            raise KeyRefused("openrouter: refused")
+
+    async def work() -> None:
+        api, said = Revoked(), []
+        books = Books(Budget(1.0), MemoryFile(), say=lambda *words: said.append(words))
+        looks = [books.look_up(api, f"gen-{i}") for i in range(2_000)]  # type: ignore[arg-type]
+        assert await asyncio.gather(*looks) == [None] * 2_000
+        assert api.asked.total() == LOOKUPS_AT_ONCE  # those on their way when the first came back
+        ((level, words),) = said
+        assert level == "warn" and words.startswith("openrouter: refused; bills")
 
     in_no_time(work)
 

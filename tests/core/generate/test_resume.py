@@ -7,18 +7,24 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from core.generate import recover
+from core import events as ev
+from core.errors import ProviderError
+from core.generate import Recovered, recover
+from core.generate.account import bill_clients
+from core.generate.tally import Tally
 from core.schema import Rollout, SpendLine, Usage
 from core.store import Appender, RunDir
 from tests.core.generate.rig import (
     Router,
     Run,
     completion,
+    config_of,
     prompts_of,
     really_judges,
     says,
     serving,
 )
+from tests.core.generate.test_two_servers import questions, two
 
 
 def rollout(name: str, outcome: str = "ok", final: bool = True, attempt: int = 1) -> Rollout:
@@ -131,6 +137,66 @@ async def test_files_of_a_whole_run_are_read_back(tmp_path: Path) -> None:
         again = Run(router, prompts_of(25), recovered=found)
         assert (await again.go()).outcomes == {"ok": 25}
     assert len(router.bodies) == 25
+
+
+def left_open(generation: str | None) -> Recovered:
+    """A prompt of a paid backend, finished since, whose dispatch no line closes."""
+    line = msgspec.structs.replace(spend("p9", "dispatch"), generation_id=generation)
+    tally = Tally(start_usd=7.0, sent=1)
+    return Recovered(open=[line], attempts={"p9": 1}, tallies={"openrouter": tally})
+
+
+async def with_local_prompts_left(router: Router, recovered: Recovered) -> Run:
+    """A resume in which only a local server is asked."""
+    async with two() as (servers, urls), serving(router):
+        run = Run(router, questions(2), sglang={"urls": urls}, recovered=recovered)
+        result = await run.go()
+    assert result.outcomes == {"ok": 2} and sum(len(s.asked) for s in servers) == 2
+    return run
+
+
+def closings_and_warnings(run: Run) -> tuple[list[tuple[str, float]], list[str]]:
+    closed = [(x.kind, x.cost_usd) for x in run.spend.lines if x.prompt_id == "p9"]
+    return closed, [e.message for e in run.of(ev.Log) if e.level == "warn"]
+
+
+@pytest.mark.parametrize("status", [200, 401])
+async def test_a_backend_that_is_only_settled_needs_no_pre_flight(status: int) -> None:
+    """Its key may be good for bills or for nothing; the local prompts are asked."""
+    router = Router()
+    router.endpoints, router.key_status, router.usage = [], status, [7.0, 7.003]
+    router.lookups = {"gen-7": [(status, {"total_cost": 0.003})]}
+    closed, warned = closings_and_warnings(
+        await with_local_prompts_left(router, left_open("gen-7"))
+    )
+    if status == 200:
+        assert (closed, warned) == ([("looked_up", 0.003)], [])
+        return
+    assert closed == [("uncertain", 0.01)] and router.looked_up == ["gen-7"]
+    (line,) = warned
+    assert "the key in OPENROUTER_API_KEY is refused (HTTP 401); bills that" in line
+
+
+def test_a_key_that_is_gone_is_told_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    config = config_of("http://nowhere.invalid")
+    target = msgspec.structs.replace(config.target, kind="hf", path="/nowhere")
+    config = msgspec.structs.replace(config, target=target)
+    said: list[tuple[str, str]] = []
+    lines = left_open("gen-7").open
+    assert bill_clients(config, lines, lambda *words: said.append(words)) == {}
+    ((level, line),) = said
+    assert level == "warn" and line.startswith("OPENROUTER_API_KEY is not set;")
+    assert line.endswith("open bills of openrouter are booked at their worst case")
+
+
+async def test_a_backend_with_prompts_left_still_has_its_pre_flight() -> None:
+    router = Router()
+    router.key_status = 401
+    async with serving(router):
+        run = Run(router, prompts_of(1), recovered=left_open("gen-7"))
+        with pytest.raises(ProviderError, match="is refused"):
+            await run.go()
 
 
 def without_finish(cost: float) -> dict[str, Any]:
