@@ -154,6 +154,10 @@ class SGLang(Section, frozen=True, kw_only=True):
     endpoint: Literal["generate", "chat"] = "generate"
     """`generate` sends our own prompt ids (exact by construction); `chat` asks for
     return_token_ids."""
+    stream: bool = True
+    """Live tokens, time to first token, stalls seen, and what a halt cuts off is kept. Replies of
+    `chat` come whole all the same: SGLang streams no ids there. Long replies take much less traffic
+    from a server with --incremental-streaming-output; others repeat the whole in each event."""
 
 
 class OpenAI(Section, frozen=True, kw_only=True):
@@ -167,6 +171,9 @@ class OpenAI(Section, frozen=True, kw_only=True):
     price_completion: Usd = 0.0
     free: bool = False
     """Says that a server on a public host bills nothing, so that prices of 0 are meant."""
+    stream: bool = True
+    """Where the probe shows that token ids come in streams too (vLLM), which costs nothing then;
+    replies of other servers come whole."""
 
 
 class Generate(Section, frozen=True, kw_only=True):

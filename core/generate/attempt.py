@@ -92,7 +92,10 @@ class Aloft:
         if not self.lane.provider.streams or flight.kind == "json":
             return ""
         if flight.first_at is None:
-            late = now - flight.left_at > generate.first_event_timeout_s
+            # A server of our own queues what it cannot run yet: it hangs when nobody hears of it.
+            heard_at = self.lane.heard_at if self.lane.spec.price.free else 0.0
+            since = max(flight.left_at, heard_at)
+            late = now - since > generate.first_event_timeout_s
             return "first_event_timeout" if late else ""
         # What has arrived may lie unread for as long as events are gathered.
         idle = now - (flight.last_at or flight.first_at) > generate.idle_timeout_s + GATHER_S

@@ -341,7 +341,7 @@ class Generator:
             for aloft in list(self._attempts.aloft.values()):
                 self._lander.heard(aloft)
                 if overdue := aloft.overdue(now, self._config):
-                    aloft.cut(overdue)
+                    self._cut(aloft, overdue)
             self._attempts.keep_waiting(now)
             if now >= next_stats:
                 next_stats = now + STATS_S

@@ -143,6 +143,7 @@ class Lander:
         now = asyncio.get_running_loop().time()
         left_at = flight.left_at if flight.left_at is not None else now
         lane.refusals.ended(left_at)
+        lane.heard_at = max(lane.heard_at, flight.last_at or 0.0)
         self._count_tokens(lane, aloft.item.prompt.dataset, flight, reply)
         if cut == "disk_full":
             self.halt("disk_full", "")
@@ -196,6 +197,7 @@ class Lander:
         begins = not flight.counted and "error" not in flight.body and flight.left_at is not None
         if begins and lane.refusals.answered(flight.left_at or 0.0):
             self.wake()
+        lane.heard_at = max(lane.heard_at, flight.last_at or 0.0)
         flight.counted += more
         self.board.tokens += more
         lane.tokens += more

@@ -106,6 +106,8 @@ class Lane:
         self.backend = provider.name
         self.stopped = ""
         self.barren_since: float | None = None
+        self.heard_at = 0.0
+        """When one of its streams last brought something."""
         self.refusals = Refusals()
         self.done = self.errors = self.sent = self.tokens = 0
         self.spent_usd = 0.0

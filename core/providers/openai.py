@@ -6,6 +6,7 @@ nothing). `skip_special_tokens: false` goes with `spaces_between_special_tokens:
 vLLM's detokenizer inserts spaces unless both are sent (vLLM #33457). Prices come from the config:
 such servers never say a cost."""
 
+import asyncio
 import ipaddress
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,9 +18,10 @@ from core.errors import ConfigError, ProviderError
 from core.providers import base
 from core.providers.chat import asked, outgoing_messages, reply_of, template_switches
 from core.providers.classify import error_message
-from core.providers.http import HttpClient
+from core.providers.http import CONTROL_TIMEOUT, HttpClient
 from core.providers.price import Price
 from core.providers.sglang import load_of, same_tokenizer, server_headers
+from core.providers.stream import brings_ids
 from core.render.tokenizer import TokenizerLike
 from core.schema import Sampling
 
@@ -30,6 +32,7 @@ EXACT = {
 }
 
 TOOL = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def _priced(options: OpenAI) -> bool:
@@ -49,7 +52,6 @@ def _public(base_url: str) -> bool:
 class OpenAICompatible:
     """The `vllm` and `openai` backends."""
 
-    streams = False
     sends_messages = True
 
     def __init__(self, config: Config, name: str) -> None:
@@ -62,6 +64,8 @@ class OpenAICompatible:
                 "the budget could not hold; set them, or openai.free = true if it bills nothing"
             )
         self.name = name
+        self.streams = False
+        self._may_stream = options.stream
         self._model = options.model
         self._price = Price(
             prompt=options.price_prompt / 1e6,
@@ -149,7 +153,7 @@ class OpenAICompatible:
                 )
             self._exact = dict(EXACT)
             if choices and choices[0].get("token_ids"):
-                return "returns token ids"
+                return await self._probe_stream(asked_for)
             return "returns no token ids: samples can only be consistent"
         if status in (400, 422):
             plain = {k: v for k, v in asked_for.items() if k not in EXACT}
@@ -166,12 +170,29 @@ class OpenAICompatible:
         prompt, sampling = request.prompt, request.sampling
         body: dict[str, Any] = {
             "model": self._model,
+    async def _probe_stream(self, asked_for: dict[str, Any]) -> str:
+        """One token more: replies are streamed where that loses no ids."""
+        if not self._may_stream:
+            return "returns token ids"
+        flight = base.Flight()
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT.total):
+                sent = {**asked_for, **STREAMED}
+                failure = await self._http.exchange("/chat/completions", sent, flight)
+        except TimeoutError:
+            failure = base.TotalTimeout("the streamed probe")
+        whole = failure is None and "usage" in flight.body and brings_ids(flight.received)
+        self.streams = flight.kind == "sse" and whole
+        if self.streams:
+            return "streams token ids"
+        return "returns token ids, but not in streams: replies come whole"
+
             "messages": outgoing_messages(prompt.messages, "reasoning_content"),
             **asked(prompt),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "stream": False,
+            **(STREAMED if self.streams else {"stream": False}),
             **self._exact,
         }
         if self._exact or prompt.preserve_thinking:
@@ -207,9 +228,8 @@ class OpenAICompatible:
         if not self._metrics:
             return None
         status, text = await self._http.text("/../metrics")
-        found = load_of(text) if status == 200 else None
-        self._metrics = found is not None
-        return found
+        self._metrics = status != 404
+        return load_of(text) if status == 200 else None
 
     async def close(self) -> None:
         await self._http.close()

@@ -9,6 +9,7 @@ server too. Local servers bill nothing. Facts: SGLang 0.5.x."""
 import asyncio
 import os
 import re
+import time
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from core.providers.chat import (
     reply_of,
     template_switches,
 )
-from core.providers.classify import error_message
+from core.providers.classify import classify_error, error_message
 from core.providers.http import HttpClient
 from core.providers.price import Price, finite
 from core.render.tokenizer import TokenizerLike
@@ -34,6 +35,10 @@ METRIC = re.compile(r"^(?:sglang|vllm):(\w+?)(?:\{[^}]*\})?\s+([0-9.eE+-]+)$", r
 RUNNING = ("num_running_reqs", "num_requests_running")
 WAITING = ("num_queue_reqs", "num_requests_waiting")
 SHOWN = ("version", "model_path", "tool_call_parser", "reasoning_parser", "speculative_algorithm")
+STREAM_TOKENS = 16
+STREAM_EVENTS = 256
+"""A streamed reply comes in at most so many events, and none but the first and the last brings
+fewer tokens than STREAM_TOKENS: most servers repeat everything so far in each of them."""
 TOKENIZED = "Count 12345 naïve 世界 🙂\n\tdef f(x):  return x['a'] # don't\r\n"
 """Letters, digits, accents, Han, emoji, code and line ends: two tokenizers rarely agree on all."""
 
@@ -111,7 +116,6 @@ class SGLang:
     """The `sglang` backend. One lane per server; a router counts as one."""
 
     name = "sglang"
-    streams = False
     tells_bills = True
     sends_messages = False
 
@@ -127,6 +131,7 @@ class SGLang:
             name = url.split("://", 1)[-1].rstrip("/")
             self._servers[name] = HttpClient(url, headers, config.generate.connect_timeout_s)
         self.lanes: list[base.LaneSpec] = []
+        self.streams = options.stream and options.endpoint == "generate"
         self._metrics = dict.fromkeys(self._servers, True)
 
     async def preflight(
@@ -149,6 +154,8 @@ class SGLang:
             paths.add(str(info.get("model_path")))
             self.lanes.append(base.LaneSpec(name=name, cancel_stops_bill=True))
         if len(paths) > 1:
+            if self._endpoint == "chat":
+                notes.append("replies come whole: chat streams no token ids")
             lines.append(base.Advice(f"sglang: the servers serve {len(paths)} different models"))
         return lines
 
@@ -240,11 +247,13 @@ class SGLang:
                 "rid": request.request_id,
                 "input_ids": request.prompt_ids,
                 "sampling_params": params,
-                "stream": False,
+                "stream": self.streams,
             }
         body = {
             "rid": request.request_id,
             "model": "default",
+            if self.streams:
+                params["stream_interval"] = max(STREAM_TOKENS, sampling.max_tokens // STREAM_EVENTS)
             "messages": outgoing_messages(prompt.messages, "reasoning_content"),
             "input_ids": request.prompt_ids,
             **asked(prompt),
@@ -291,7 +300,8 @@ class SGLang:
         return msgspec.structs.replace(reply, provider=request.provider)
 
     def _native(self, flight: base.Flight, reply: base.Reply) -> base.Reply:
-        """`/generate` has its own shape: counts under `meta_info`, an abort as a finish reason."""
+        """`/generate` has its own shape: counts under `meta_info`, an abort as a finish reason, in
+        a stream also for what is an HTTP status else."""
         body = body_of(flight)
         body = body if isinstance(body, dict) else {}
         meta = body.get("meta_info")
@@ -299,7 +309,12 @@ class SGLang:
         finish = meta.get("finish_reason")
         failure: base.Failure | None = None
         if isinstance(finish, dict) and finish.get("type") == "abort":
-            failure = base.UpstreamError(error_message(finish, "the server aborted the request"))
+            code = finish.get("status_code")
+            if type(code) is int and 400 <= code < 600:
+                failure = classify_error(code, flight.headers, finish, time.time())
+            else:
+                words = error_message(finish, "the server aborted the request")
+                failure = base.UpstreamError(words)
         elif not isinstance(body.get("output_ids"), list):
             failure = base.UpstreamError("no output_ids in the reply; is this /generate of SGLang?")
         return msgspec.structs.replace(
@@ -332,9 +347,8 @@ class SGLang:
         if not self._metrics.get(lane):
             return None
         status, text = await self._servers[lane].text("/metrics")
-        found = load_of(text) if status == 200 else None
-        self._metrics[lane] = found is not None
-        return found
+        self._metrics[lane] = status != 404
+        return load_of(text) if status == 200 else None
 
     async def close(self) -> None:
         await asyncio.gather(*(s.close() for s in self._servers.values()))

@@ -189,6 +189,11 @@ def _form_of(payload: bytes) -> Literal["text", "ids", "generate"]:
     return "ids" if b'token_ids"' in payload else "text"
 
 
+def brings_ids(raw: bytes | bytearray) -> bool:
+    """Whether a chat's events hold ids of the completion."""
+    return any(found[1].strip() for found in CHUNK_IDS.finditer(raw))
+
+
 def _length(numbers: bytes) -> int:
     return numbers.count(b",") + 1 if numbers.strip() else 0
 

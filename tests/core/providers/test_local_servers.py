@@ -44,6 +44,8 @@ class Server:
         if callable(answer):
             answer = answer(body)
         status, data = answer if isinstance(answer, tuple) else (200, answer)
+        if isinstance(data, bytes):
+            return web.Response(body=data, status=status, content_type="text/event-stream")
         if isinstance(data, str):
             return web.Response(text=data, status=status)
         return web.json_response(data, status=status)
