@@ -15,7 +15,7 @@ import msgspec
 
 from core.embedded.billing import PROVIDERS, Charge, Ledger, Provider
 from core.embedded.books import Lines, read_books
-from core.embedded.distort import distort, early_tools
+from core.embedded.distort import distort
 from core.embedded.faults import Hits, Plan
 from core.embedded.jobs import Ask, Job, Source, sample_key
 from core.embedded.replies import (
@@ -81,10 +81,7 @@ class Generation:
     def reply(self) -> Parsed:
         """The reply as this server shows it, text faults applied. After the end only."""
         if self._reply is None:
-            text = self.job.text()
-            if "early_tools" in self.hits:
-                text = early_tools(text)
-            self._reply = distort(text, self.mode, self.finish, self.hits)
+            self._reply = distort(self.job.text(), self.mode, self.finish, self.hits)
         return self._reply
 
     @property

@@ -13,6 +13,7 @@ from core.embedded.replies import MARKERS, SECTION, SECTION_END, THINK_END, Mode
 from core.schema import ToolCall
 
 _MARKER = re.compile("|".join(re.escape(m) for m in MARKERS))
+ID_FAULTS = ("rewritten_ids", "renumbered_ids", "dotless_ids", "shared_ids")
 _STRIPS: dict[str, Callable[[str], str]] = {
     "both": str.strip,
     "left": str.lstrip,
@@ -28,12 +29,8 @@ def early_tools(text: str) -> str:
 
 def distort(text: str, mode: Mode, finish: str | None, hits: Hits) -> Parsed:
     """The reply to `text` (markers included, no stop token) under the text faults in `hits`."""
-    if "spaced_markers" in hits:
-        text = _MARKER.sub(r" \g<0> ", text)
-    if "section_noise" in hits and SECTION in text:
-        text = text.replace(SECTION, SECTION + "\nCalling:", 1)
-        mode = msgspec.structs.replace(mode, calls=False)
-    if "raw_calls" in hits:
+    text = _distort_markers(text, hits)
+    if "raw_calls" in hits or "section_noise" in hits:
         mode = msgspec.structs.replace(mode, calls=False)
     if "unsplit" in hits:
         mode = msgspec.structs.replace(mode, thinking=False)
@@ -41,6 +38,24 @@ def distort(text: str, mode: Mode, finish: str | None, hits: Hits) -> Parsed:
     _distort_texts(reply, hits)
     reply.calls = _distort_calls(reply.calls, hits)
     return reply
+
+
+def distort_text(text: str, hits: Hits) -> str:
+    """The same where a server shows the text alone, unsplit."""
+    head, marker, tail = _distort_markers(text, hits).partition(THINK_END)
+    reply = Parsed(reasoning=head, content=tail)
+    _distort_texts(reply, hits)
+    return reply.reasoning + marker + reply.content
+
+
+def _distort_markers(text: str, hits: Hits) -> str:
+    if "early_tools" in hits:
+        text = early_tools(text)
+    if "spaced_markers" in hits:
+        text = _MARKER.sub(r" \g<0> ", text)
+    if "section_noise" in hits:
+        text = text.replace(SECTION, SECTION + "\nCalling:", 1)
+    return text
 
 
 def _distort_texts(reply: Parsed, hits: Hits) -> None:

@@ -4,8 +4,10 @@
     rate_limited=7:0.1@Birch,trim_reasoning:1@Cedar,html_body#3
     name[=value][:rate][@scope][#count]
 
-A fault without scope hits every provider of the OpenRouter shape; `@sglang` hits the SGLang shape.
-A draw depends on the seed, the request's content and how often that content was seen, not on the
+A fault without scope hits every provider of the OpenRouter shape; `@sglang` hits the SGLang shape,
+and is refused where that shape has no place for it. What means nothing to a request (a stream's end
+to a whole reply, a message's fields to `/generate`) is not drawn for it: hits show in replies. A
+draw depends on the seed, the request's content and how often that content was seen, not on the
 order of arrival. `script:[...]` replays a given sequence, one item a request, before any rate is
 asked.
 """
@@ -16,7 +18,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import msgspec
@@ -125,6 +127,32 @@ CHOICES = {
     "byok": ("said", "unsaid"),
 }
 KINDS = ANSWERS | GENERATION | TEXT | WIRE
+NOT_LOCAL = {
+    **dict.fromkeys(
+        (
+            *("null_cost", "string_cost", "nan_cost", "negative_cost", "no_cost", "byok"),
+            *("overcharge", "lookup_lost"),
+        ),
+        "a local server bills nothing",
+    ),
+    **dict.fromkeys(
+        ("reasoning_content", "reasoning_details_only", "reasoning_disagrees"),
+        "SGLang's one field for reasoning is reasoning_content",
+    ),
+    **dict.fromkeys(
+        ("error_mid_stream", "no_done", "silent_stream"), "only the API shape breaks its streams so"
+    ),
+}
+"""Why a fault has no place in SGLang's shape."""
+MESSAGES_ONLY = frozenset(
+    (
+        *("choice_error", "old_template", "tools_ignored", "reasoning_ignored", "unsplit"),
+        *("answer_as_reasoning", "withheld_reasoning", "lost_calls", "raw_calls", "empty_choices"),
+        *("rewritten_ids", "renumbered_ids", "dotless_ids", "shared_ids"),
+        *("reserialised_args", "string_args", "newline_args"),
+    )
+)
+"""What `/generate`, which knows neither messages nor calls, has no place for."""
 
 _SPEC = re.compile(
     r"(?P<name>\w+)(?:=(?P<value>[^:@#,]*))?(?::(?P<rate>[\d.]+))?"
@@ -190,22 +218,29 @@ class Plan:
         self.hits: Counter[str] = Counter()
         """How many requests each fault was drawn for."""
 
-    def draw(self, content: bytes, scope: str) -> Hits:
-        """Faults of the next request with this content. `scope`: the provider's name, or
-        `sglang`."""
+    def draw(
+        self, content: bytes, scope: str, in_flight: int = 0, idle: Container[str] = ()
+    ) -> Hits:
+        """Faults of the next request with this content. `scope`: the provider's name, or `sglang`;
+        `in_flight`: its open requests; `idle`: names that mean nothing to this request."""
         if self.script:
-            values = {f.name: f.value for f in self.script.pop(0)}
+            drawn = [f for f in self.script.pop(0) if _acts(f, in_flight, idle)]
+            values = {f.name: f.value for f in drawn}
         else:
-            values = self._mix(content, scope) if self.faults else {}
+            values = self._mix(content, scope, in_flight, idle) if self.faults else {}
         self.hits.update(values.keys())
         return Hits(values)
 
-    def _mix(self, content: bytes, scope: str) -> dict[str, str]:
+    def _mix(
+        self, content: bytes, scope: str, in_flight: int, idle: Container[str]
+    ) -> dict[str, str]:
         key = hashlib.blake2b(content, digest_size=16).digest()
         attempt = self._seen[key] = self._seen.get(key, 0) + 1
         values: dict[str, str] = {}
         for i, fault in enumerate(self.faults):
             if not _in_scope(fault, scope) or fault.count == 0 or fault.name in values:
+                continue
+            if not _acts(fault, in_flight, idle):
                 continue
             if fault.name in ANSWERS and any(n in ANSWERS for n in values):
                 continue
@@ -292,6 +327,8 @@ def _check(fault: Fault, where: str) -> None:
         near = difflib.get_close_matches(fault.name, KINDS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(KINDS)}"
         raise UsageError(f"fault {where!r}: no fault is called {fault.name}; {hint}")
+    if fault.scope.lower() == "sglang" and fault.name in NOT_LOCAL:
+        raise UsageError(f"fault {where!r}: {NOT_LOCAL[fault.name]}; leave out @sglang")
     value = fault.value
     if value and fault.name in NUMBERS and not _is_number(value):
         raise UsageError(f"fault {where!r}: {value!r} is not a number")
@@ -323,6 +360,12 @@ def _in_scope(fault: Fault, scope: str) -> bool:
     if not fault.scope:
         return scope != "sglang"
     return fault.scope.lower() == scope.lower()
+
+
+def _acts(fault: Fault, in_flight: int, idle: Container[str]) -> bool:
+    if fault.name == "capacity":
+        return in_flight >= float(fault.value or 64)
+    return fault.name not in idle
 
 
 def _uniform(data: bytes) -> float:

@@ -63,6 +63,11 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--replay", type=Path, help="file of recorded completions")
     parser.add_argument("--tokens-per-s", type=float, default=0.0, help="replay; 0: at once")
     parser.add_argument("--ttft-s", type=float, default=0.0, help="replay: time to first token")
+    parser.add_argument(
+        "--incremental-streaming-output",
+        action="store_true",
+        help="streams of /generate do not repeat themselves",
+    )
     return parser.parse_args(argv)
 
 
@@ -190,6 +195,7 @@ def _server_facts(options: argparse.Namespace, desk: Desk) -> dict[str, Any]:
         "tool_call_parser": "kimi_k2",
         "reasoning_parser": "kimi_k2",
         "disable_radix_cache": True,
+        "incremental_streaming_output": options.incremental_streaming_output,
         "speculative_algorithm": None,
         "enable_metrics": True,
         "random_seed": options.seed,

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import socket
 import struct
+from asyncio import sleep
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -163,13 +164,11 @@ class ChatApi:
         except NoEndpoint as e:
             return error(404, str(e))
         arrival.provider, arrival.stream = provider.name, bool(body.stream)
-        hits = self._desk.plan.draw(content, provider.name)
-        fault = hits.answer
-        if fault == "capacity":
-            busy = self._in_flight[provider.name] >= hits.number("capacity", 64)
-            fault = "rate_limited" if busy else None
-        if fault is not None:
-            return await self._answer(request, fault, hits, provider, body)
+        idle = () if body.stream else ("no_done",)
+        busy = self._in_flight[provider.name]
+        hits = self._desk.plan.draw(content, provider.name, busy, idle)
+        if hits.answer is not None:
+            return await self._answer(request, hits.answer, hits, provider, body)
         return await self._accept(request, body, content, provider, hits, arrival)
 
     def _choose(self, body: ChatBody, content: bytes) -> Provider:
@@ -234,7 +233,7 @@ class ChatApi:
     async def _latency(self, provider: Provider, hits: Hits) -> None:
         factor = hits.number("slow", 10) if "slow" in hits else 1.0
         if delay := provider.latency_s * self._latency_scale * factor:
-            await asyncio.sleep(delay)
+            await sleep(delay)
 
     async def _open(self, request: web.Request, gen: Generation, content_type: str) -> Counted:
         response = Counted(headers={"X-Generation-Id": gen.id, "Content-Type": content_type})
@@ -265,7 +264,7 @@ class ChatApi:
             reply.reasoning_form = "withheld_reasoning"
         data = wire.body(charge, provider, reply, hits)
         if "blank_lines" in hits:
-            data = b"\n         \n\n         \n" + data
+            data = wire.BLANKS + data
         if "truncated_body" in hits:
             await response.write(data[: len(data) * 2 // 3])
             if hits.value("truncated_body", "") == "hard":
@@ -284,7 +283,7 @@ class ChatApi:
     ) -> web.StreamResponse:
         hits = gen.hits
         response = await self._open(request, gen, "text/event-stream")
-        await response.write(wire.COMMENT)
+        await response.write(wire.BLANKS if "blank_lines" in hits else wire.COMMENT)
         await self._latency(provider, hits)
         opening = wire.head(charge)
         form = "withheld_reasoning" if body.hidden_reasoning else "reasoning"

@@ -18,6 +18,7 @@ from core.schema import ToolCall
 
 COMMENT = b": OPENROUTER PROCESSING\n\n"
 DONE = b"data: [DONE]\n\n"
+BLANKS = b"\n         \n\n         \n"
 HTML = b"<!DOCTYPE html><html><head><title>502 Bad Gateway</title></head><body>cloud</body></html>"
 
 
@@ -207,6 +208,7 @@ def mid_stream_error(provider: str, hits: Hits) -> dict[str, Any]:
 
 STATUS = {
     "rate_limited": (429, "rate limited upstream, retry shortly"),
+    "capacity": (429, "too many requests in flight, retry shortly"),
     "platform_limited": (429, "Rate limit exceeded"),
     "no_credit": (402, "Insufficient credits"),
     "forbidden": (403, "input was flagged"),
@@ -227,8 +229,8 @@ def status_answer(
     """(status, headers, body) of the answers that are an HTTP status."""
     code, raw = STATUS[name]
     headers: dict[str, str] = {}
-    unsaid = "1" if code == 429 and name in hits else "none"
-    retry = hits.value(name, unsaid)
+    unsaid = "1" if code == 429 else "none"
+    retry = "none" if name == "capacity" else hits.value(name, unsaid)
     if retry.startswith("date"):
         headers["Retry-After"] = email.utils.formatdate(now + float(retry[4:] or 12), usegmt=True)
     elif retry != "none":

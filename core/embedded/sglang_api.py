@@ -14,10 +14,12 @@ from aiohttp import web
 
 from core.embedded.arrivals import Arrival, Arrivals
 from core.embedded.desk import Desk, Generation, Order
+from core.embedded.distort import ID_FAULTS, distort_text
 from core.embedded.faults import Hits
 from core.embedded.openrouter_api import answer, break_connection, broken_answer
 from core.embedded.openrouter_wire import DONE, dumps, status_answer, tool_call
 from core.embedded.replies import Delta, Parsed
+from core.embedded.sglang_faults import distort_body, error_body, idle, linger, sent
 from core.errors import RenderError
 from core.schema import ToolCall
 
@@ -32,6 +34,7 @@ class SamplingParams(msgspec.Struct, kw_only=True):
     ignore_eos: bool = False
     no_stop_trim: bool = False
     sampling_seed: int | None = None
+    stream_interval: int | None = None
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
@@ -66,16 +69,22 @@ class ChatBody(msgspec.Struct, kw_only=True):
     rid: str | None = None
 
 
-def error(code: int, message: str) -> web.Response:
+def error(code: int, message: str, streamed: bool = False) -> web.Response:
+    """`streamed`: /generate has said 200 before it looks at the prompt."""
     body = {"object": "error", "message": message, "type": "BadRequestError", "code": code}
+    if streamed:
+        event = b"data: " + dumps({"error": body}) + b"\n\n"
+        return web.Response(body=event + DONE, content_type="text/event-stream")
     return answer({"error": body, **body}, code)
 
 
 class SGLangApi:
     """POST /generate and /v1/chat/completions."""
 
-    def __init__(self, desk: Desk, arrivals: Arrivals) -> None:
+    def __init__(self, desk: Desk, arrivals: Arrivals, incremental: bool = False) -> None:
+        """`incremental`: a stream of /generate does not repeat what it has sent."""
         self.desk = desk
+        self._incremental = incremental
         self._arrivals = arrivals
         self.running: dict[str, Generation] = {}
         self._generate_body = msgspec.json.Decoder(GenerateBody).decode
@@ -158,35 +167,39 @@ class SGLangApi:
         arrival.stream, arrival.provider = order.stream, "sglang"
         if not desk.source.has_ids:
             return error(501, "the recording holds text without token ids")
-        hits = desk.plan.draw(order.content, "sglang")
+        generate = isinstance(body, GenerateBody)
+        means_nothing = idle(generate, order.ids is not None, order.stream)
+        hits = desk.plan.draw(order.content, "sglang", len(self.running), means_nothing)
         if hits.answer is not None:
-            return await self._answer(request, hits)
+            return await self._answer(request, hits, generate)
         try:
             gen = desk.prepare(order, hits, rid or desk.new_id(""))
         except RenderError as e:
             return error(400, str(e))
+        streamed = order.stream and isinstance(body, GenerateBody)
         if desk.room(gen) < 1:
             return error(
                 400,
                 f"The input ({gen.prompt_tokens} tokens) is longer than the model's context "
                 f"length ({desk.context_length} tokens).",
+                streamed,
             )
         if any(not 0 <= i < desk.vocab_size for i in gen.prompt_ids):
-            return error(400, f"input_ids lie outside the vocabulary of {desk.vocab_size}")
+            said = f"input_ids lie outside the vocabulary of {desk.vocab_size}"
+            return error(400, said, streamed)
         arrival.generation_id = gen.id
+        begun = asyncio.get_running_loop().time()
         desk.start(gen, None, None)
         self.running[gen.id] = gen
         try:
             if order.stream:
                 return await self._stream(request, gen, body)
             await gen.settled.wait()
+            await linger(gen, begun)
             if "cut_stream" in hits:
                 break_connection(request)
                 return web.Response(status=499)
-            data = dumps(self._whole(gen, body))
-            if "truncated_body" in hits:
-                data = data[: len(data) * 2 // 3]
-            return web.Response(body=data, content_type="application/json")
+            return await sent(request, dumps(distort_body(self._whole(gen, body), hits)), hits)
         except (asyncio.CancelledError, ConnectionError):
             arrival.left = desk.now()
             desk.leave(gen, None)
@@ -194,15 +207,13 @@ class SGLangApi:
         finally:
             self.running.pop(gen.id, None)
 
-    async def _answer(self, request: web.Request, hits: Hits) -> web.Response:
+    async def _answer(self, request: web.Request, hits: Hits, generate: bool) -> web.Response:
         """A fault that answers instead of a generation."""
         name = hits.answer or ""
-        if name == "capacity":
-            name = "rate_limited"
         if broken := await broken_answer(request, name, hits):
             return broken
         if name in ("error_in_200", "choice_error"):
-            return answer({"error": {"message": "scheduler failed", "code": 500}})
+            return answer(error_body(name, hits, generate))
         code, headers, _ = status_answer(name, hits, "sglang", self.desk.now())
         said = {"object": "error", "message": name.replace("_", " "), "code": code}
         return answer(said, code, headers)
@@ -212,7 +223,9 @@ class SGLangApi:
             return self._generated(gen, body, gen.completion_ids, gen.finish)
         reply = gen.reply()
         message = {"role": "assistant", **_fields(reply, body), "tool_calls": None}
-        calls = _numbered(reply.calls, gen.order.messages)
+        calls = reply.calls
+        if not any(name in gen.hits for name in ID_FAULTS):
+            calls = _numbered(calls, gen.order.messages)
         if calls:
             message["tool_calls"] = [tool_call(c, i) for i, c in enumerate(calls)]
         choice: dict[str, Any] = {
@@ -242,7 +255,8 @@ class SGLangApi:
     def _generated(
         self, gen: Generation, body: GenerateBody, ids: Sequence[int], finish: str | None
     ) -> dict[str, Any]:
-        text = gen.job.text() if finish is None else _text(self.desk, gen, body)
+        # Half a character is not shown before its other half.
+        text = _text(self.desk, gen, body) if finish else gen.job.text().rstrip("\ufffd")
         meta = self._meta(gen, ids, finish)
         if body.return_logprob:
             meta["output_token_logprobs"] = [
@@ -274,12 +288,21 @@ class SGLangApi:
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        shown: dict[str, Any] = {"text": "", "output_ids": []}
+        if "slow" in gen.hits:
+            begun = asyncio.get_running_loop().time()
+            await gen.job.advance()
+            await linger(gen, begun)
         while True:
             finished = gen.job.finish is not None
             deltas = gen.job.take()
             if finished:
                 await gen.settled.wait()
-            for piece in self._pieces(gen, body, deltas, finished):
+            if isinstance(body, GenerateBody):
+                pieces = self._grown(gen, body, shown, finished)
+            else:
+                pieces = self._pieces(gen, body, deltas, finished)
+            for piece in pieces:
                 await response.write(b"data: " + dumps(piece) + b"\n\n")
             if "cut_stream" in gen.hits:
                 break_connection(request)
@@ -290,17 +313,26 @@ class SGLangApi:
         await response.write_eof(DONE)
         return response
 
-    def _pieces(
-        self,
-        gen: Generation,
-        body: GenerateBody | ChatBody,
-        deltas: list[Delta],
-        finished: bool,
+    def _grown(
+        self, gen: Generation, body: GenerateBody, shown: dict[str, Any], finished: bool
     ) -> list[dict[str, Any]]:
-        """/generate repeats everything so far in each event; chat sends what is new."""
-        if isinstance(body, GenerateBody):
-            finish = gen.finish if finished else None
-            return [self._generated(gen, body, list(gen.job.out), finish)]
+        """/generate's next event, once it is due: the first token, then every `stream_interval`,
+        then the end. It repeats what was `shown`, unless the server is incremental."""
+        ids = gen.completion_ids if finished else gen.job.out
+        interval = body.sampling_params.stream_interval or 1
+        new = len(ids) - len(shown["output_ids"])
+        if not finished and new < (interval if shown["output_ids"] else 1):
+            return []
+        event = self._generated(gen, body, ids, gen.finish if finished else None)
+        before = dict(shown)
+        shown |= {name: event[name] for name in before}
+        if self._incremental:
+            event |= {name: event[name][len(part) :] for name, part in before.items()}
+        return [event]
+
+    def _pieces(
+        self, gen: Generation, body: ChatBody, deltas: list[Delta], finished: bool
+    ) -> list[dict[str, Any]]:
         parts: list[dict[str, Any]] = []
         for delta in deltas:
             if delta.call is not None:
@@ -330,6 +362,8 @@ class SGLangApi:
 
 def _fields(reply: Parsed, body: ChatBody) -> dict[str, Any]:
     """Empty content is "", empty reasoning null; unsplit when separate_reasoning is off."""
+    if reply.reasoning_form == "withheld_reasoning":
+        return {"content": reply.content, "reasoning_content": None}
     if body.separate_reasoning:
         return {"content": reply.content, "reasoning_content": reply.reasoning or None}
     return {"content": reply.reasoning + reply.content, "reasoning_content": None}
@@ -357,7 +391,7 @@ def _matched(gen: Generation) -> int | None:
 
 
 def _text(desk: Desk, gen: Generation, body: GenerateBody) -> str:
-    text = gen.job.text()
+    text = distort_text(gen.job.text(), gen.hits) if gen.hits.text else gen.job.text()
     if not body.sampling_params.no_stop_trim or gen.finish != "stop" or desk.renderer is None:
         return text
     return text + desk.renderer.tokenizer.decode(gen.completion_ids[-1:])

@@ -35,7 +35,7 @@ from core import events as ev
 from core.config import Config, parse
 from core.embedded.corpus_calls import CALL_FAMILIES
 from core.embedded.corpus_talk import TALK_FAMILIES
-from core.embedded.faults import ANSWERS, GENERATION, KINDS, TEXT
+from core.embedded.faults import KINDS, NOT_LOCAL
 from core.generate import GenerateResult, Generator, Ports, recover
 from core.prompts import load_prompts
 from core.schema import Prompt, Rollout, SpendLine
@@ -64,7 +64,7 @@ ALSO = (
 """Further forms of a fault."""
 NOT_MIXED = ("overcharge",)
 """Stops its provider at once, as it should: a test of its own."""
-LOCAL = (*ANSWERS, *(set(GENERATION) - {"slow"}), *TEXT, "truncated_body", "cut_stream")
+LOCAL = tuple(name for name in KINDS if name not in NOT_LOCAL)
 RATE = 0.008
 LOOKUP_DELAYS_S = (0.0, 0.05, 0.2, 0.4)
 ACCOUNT_GAPS_S = (0.1, 0.2, 0.4)

@@ -306,6 +306,11 @@ async def test_other_model_samples_otherwise(model_dir: Path) -> None:
         other = await reply(client, max_tokens=30)
         assert other["choices"][0]["message"] != usual["choices"][0]["message"]
         assert other["usage"]["prompt_tokens"] == usual["usage"]["prompt_tokens"]
+        local = await chat(client, max_tokens=30)
+        await client.post("/gateway/faults", data="other_model@sglang")
+        hit = await chat(client, max_tokens=30)
+        ids = [r["choices"][0]["response_token_ids"] for r in (local, hit)]
+        assert ids[0] != ids[1]
 
 
 async def test_pause_holds_and_continues(model_dir: Path) -> None:
