@@ -176,6 +176,8 @@ class Generator:
         elif stopped := [q for q in self._queues.queues if q.stopped]:
             reason = "stopped"
             detail = "; ".join(dict.fromkeys(f"{q.dataset}: {q.stopped}" for q in stopped))
+        elif self._pump.stranded:
+            reason, detail = "stopped", self._pump.stranded
         elif any(error_class == "budget" for _, error_class in self._board.errors):
             reason, detail = "budget", f"${self._budget.budget_usd:.4f} spent or reserved"
         return GenerateResult(

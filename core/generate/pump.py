@@ -55,6 +55,8 @@ class Pump:
         self._budget: Budget = attempts.books.budget
         self.window = config.generate.max_in_flight
         self.rendering = 0
+        self.stranded = ""
+        """Why some prompts were postponed that no open lane holds."""
         self._feed = asyncio.Event()
 
     async def check_budget(self, providers: dict[str, Provider]) -> None:
@@ -84,21 +86,35 @@ class Pump:
         Renders them all, in a thread; a halt ends it."""
         total, count = 0.0, 0
         for queue in self._queues.queues:
-            sends_messages = providers[queue.backend].sends_messages
             lanes = [lane for lane in self._lanes if lane.backend == queue.backend]
             waiting = list(queue.waiting)
             for at in range(0, len(waiting), RENDER_CHUNK):
                 if not self._lander.gate.is_open:
                     return total, count
                 batch = waiting[at : at + RENDER_CHUNK]
-                for prepared in await self._prepared(batch, sends_messages):
+                for prepared in await self._prepared(batch, providers[queue.backend]):
                     if not prepared.refusal:
-                        total += max((self._worst(prepared, lane) for lane in lanes), default=0.0)
+                        able = self._holding(lanes, prepared)
+                        total += max((self._worst(prepared, lane) for lane in able), default=0.0)
                         count += 1
         return total, count
 
-    async def _prepared(self, batch: list[Prompt], sends_messages: bool) -> list[Prepared]:
-        return await self._renders.run(_prepare_all, batch, self._ports.renderer, sends_messages)
+    async def _prepared(self, batch: list[Prompt], provider: Provider) -> list[Prepared]:
+        renderer, sends_messages = self._ports.renderer, provider.sends_messages
+        room = self._room(provider.name)
+        return await self._renders.run(_prepare_all, batch, renderer, sends_messages, room)
+
+    def _room(self, backend: str) -> int | None:
+        """Most tokens of a prompt that one of the backend's lanes holds; None: not known."""
+        contexts = [x.spec.context_tokens for x in self._lanes if x.backend == backend]
+        known = [tokens for tokens in contexts if tokens is not None]
+        if not known or len(known) < len(contexts):
+            return None
+        return max(known) - self._config.generate.max_tokens
+
+    def _holding(self, lanes: list[Lane], prepared: Prepared) -> list[Lane]:
+        tokens = len(prepared.ids) + self._config.generate.max_tokens
+        return [lane for lane in lanes if lane.spec.holds(tokens)]
 
     def pump(self, now: float) -> None:
         if self._attempts.waiting >= max(self.window, MOST_WAITING):
@@ -121,22 +137,36 @@ class Pump:
             if not open_lanes:
                 queue.stopped = self._why_closed(queue)
                 continue
-            item = queue.ready[0]
             able = [lane for lane in open_lanes if lane.takes(queue.dataset, now)]
-            for lane in by_preference(able, item.prepared.session, item.avoid):
+            item = self._next_of(queue, able)
+            for lane in by_preference(
+                self._holding(able, item.prepared), item.prepared.session, item.avoid
+            ):
                 usd = self._reservation(item, lane)
                 if self._budget.fits(usd):
-                    queue.ready.popleft()
+                    queue.ready.remove(item)
                     return item, lane, usd
+            holding = self._holding(open_lanes, item.prepared)
             could_ever_fit = self._budget.could_ever_fit
-            if not any(could_ever_fit(self._worst(item.prepared, one)) for one in open_lanes):
-                queue.ready.popleft()
-                self._feed.set()
+            if not holding:
+                closed = self._why_closed(queue)
+                self.stranded = f"{queue.dataset}: only those hold its longest prompts: {closed}"
+                self._postpone(queue, item, "no_lane", closed)
+            elif not any(could_ever_fit(self._worst(item.prepared, one)) for one in holding):
                 left = self._budget.budget_usd - self._budget.spent_usd
-                self._spawn(
-                    self._lander.refuse(item, "budget", f"${left:.4f} left of it", final=False)
-                )
+                self._postpone(queue, item, "budget", f"${left:.4f} left of it")
         return None
+
+    def _next_of(self, queue: Queue, able: list[Lane]) -> Item:
+        """The first that one of the lanes holds: while a long prompt waits for its provider, others
+        leave. Else the first."""
+        fit = (item for item in queue.ready if self._holding(able, item.prepared))
+        return next(fit, queue.ready[0]) if able else queue.ready[0]
+
+    def _postpone(self, queue: Queue, item: Item, error_class: str, why: str) -> None:
+        queue.ready.remove(item)
+        self._feed.set()
+        self._spawn(self._lander.refuse(item, error_class, why, final=False))
 
     def _why_closed(self, queue: Queue) -> str:
         lanes = [lane for lane in self._lanes if lane.backend == queue.backend]
@@ -198,8 +228,7 @@ class Pump:
             batch = [queue.waiting.popleft() for _ in range(min(RENDER_CHUNK, len(queue.waiting)))]
             self.rendering += 1
             try:
-                sends_messages = providers[queue.backend].sends_messages
-                done = await self._prepared(batch, sends_messages)
+                done = await self._prepared(batch, providers[queue.backend])
                 for prompt, prepared in zip(batch, done, strict=True):
                     item = Item(
                         prompt,
@@ -208,10 +237,12 @@ class Pump:
                         recovered.retried_usd.get(prompt.prompt_id, 0.0),
                     )
                     item.prepared = prepared
+                    if await self._take_up(item):
+                        continue
                     if prepared.refusal:
                         queue.taken += 1
                         await self._lander.refuse(item, prepared.refusal, prepared.detail)
-                    elif not await self._take_up(item):
+                    else:
                         queue.ready.append(item)
             finally:
                 self.rendering -= 1
@@ -229,5 +260,7 @@ class Pump:
         return True
 
 
-def _prepare_all(prompts: list[Prompt], renderer: Any, sends_messages: bool) -> list[Prepared]:
-    return [prepare(prompt, renderer, sends_messages) for prompt in prompts]
+def _prepare_all(
+    prompts: list[Prompt], renderer: Any, sends_messages: bool, room: int | None
+) -> list[Prepared]:
+    return [prepare(prompt, renderer, sends_messages, room) for prompt in prompts]

@@ -46,7 +46,7 @@ class Queue:
         self.total = len(self.waiting)
         self.taken = 0
         self.ended = 0
-        self.postponed = 0  # of those ended: for want of money, so that the next life asks them
+        self.postponed = 0  # of those ended: for want of money or room; the next life asks them
         self.stopped = ""
 
     @property

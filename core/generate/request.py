@@ -69,9 +69,12 @@ def refused(prompt: Prompt, attempt: int, error_class: str, why: str, final: boo
     )
 
 
-def prepare(prompt: Prompt, renderer: Renderer, sends_messages: bool) -> Prepared:
+def prepare(
+    prompt: Prompt, renderer: Renderer, sends_messages: bool, room: int | None = None
+) -> Prepared:
     """Render one prompt. `sends_messages`: the backend renders the messages itself, so that a
-    marker spelled in the text might become a real one there (case C53)."""
+    marker spelled in the text might become a real one there (case C53). `room`: most tokens of a
+    prompt that any of its providers holds beside the longest answer."""
     session = prefix_key(prompt)
     try:
         messages = native_history(prompt.messages)
@@ -89,4 +92,11 @@ def prepare(prompt: Prompt, renderer: Renderer, sends_messages: bool) -> Prepare
             session=session,
         )
     sent = msgspec.structs.replace(prompt, messages=messages)
-    return Prepared(prompt=sent, ids=rendered.ids, session=session)
+    refusal = detail = ""
+    if room is not None and len(rendered.ids) > room:
+        refusal = "prompt_too_long"
+        detail = (
+            f"{len(rendered.ids)} prompt tokens, generate.max_tokens leaves {max(0, room)} in the "
+            "longest context; lower it"
+        )
+    return Prepared(prompt=sent, ids=rendered.ids, session=session, refusal=refusal, detail=detail)

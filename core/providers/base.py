@@ -328,6 +328,11 @@ class LaneSpec(msgspec.Struct, frozen=True, kw_only=True):
     display: str = ""
     cancel_stops_bill: bool = False
     note: str = ""
+    context_tokens: int | None = None
+    """Most tokens of a prompt and its answer together; None: not said."""
+
+    def holds(self, tokens: int) -> bool:
+        return self.context_tokens is None or tokens <= self.context_tokens
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

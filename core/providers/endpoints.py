@@ -53,7 +53,7 @@ def choose_endpoints(
         if reason := _unfit(row, tag, options, sampling) or _unable(row, options, tools):
             reasons.append(f"{tag}: {reason}")
         else:
-            chosen.append(_endpoint(row, tag, options))
+            chosen.append(_endpoint(row, tag, options, sampling.max_tokens))
     if not chosen:
         why = "; ".join(reasons[:6]) or "the model has none"
         too_long = any(": max_tokens " in reason for reason in reasons)
@@ -165,10 +165,12 @@ def _unfit(row: dict[str, Any], tag: str, options: OpenRouter, sampling: Samplin
     ):
         if most and asked > most + 1e-9:
             return f"{name} price ${asked:.3f} above max_price ${most:.3f}"
-    for bound in ("max_completion_tokens", "context_length"):
-        longest = count(row.get(bound))
-        if longest is not None and longest < sampling.max_tokens:
-            return f"max_tokens {sampling.max_tokens} above its {longest}"
+    longest = count(row.get("max_completion_tokens"))
+    if longest is not None and longest < sampling.max_tokens:
+        return f"max_tokens {sampling.max_tokens} above its {longest}"
+    context = count(row.get("context_length"))
+    if context is not None and context <= sampling.max_tokens:
+        return f"max_tokens {sampling.max_tokens} leaves no room for a prompt in its {context}"
     return ""
 
 
@@ -184,7 +186,14 @@ def _unable(row: dict[str, Any], options: OpenRouter, tools: bool) -> str:
     return UNABLE + ", ".join(missing) if missing else ""
 
 
-def _endpoint(row: dict[str, Any], tag: str, options: OpenRouter) -> Endpoint:
+def _context(row: dict[str, Any], max_tokens: int) -> int | None:
+    """Tokens of prompt and answer; some endpoints bound the prompt by itself."""
+    context, prompt = count(row.get("context_length")), count(row.get("max_prompt_tokens"))
+    bounds = [context, None if prompt is None else prompt + max_tokens]
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def _endpoint(row: dict[str, Any], tag: str, options: OpenRouter, max_tokens: int) -> Endpoint:
     price = _price(row) or Price()
     order = [n.lower() for n in options.order]
     rank = 0.0
@@ -208,6 +217,7 @@ def _endpoint(row: dict[str, Any], tag: str, options: OpenRouter) -> Endpoint:
             cancel_stops_bill=options.stream
             and (base_slug(tag) in CANCELLABLE or _named(tag, options.cancellable)),
             note=str(row.get("quantization") or ""),
+            context_tokens=_context(row, max_tokens),
         ),
         supported=frozenset(supported) if isinstance(supported, list) else frozenset(),
     )

@@ -16,7 +16,7 @@ import msgspec
 from core.config import Config, OpenAI
 from core.errors import ConfigError, ProviderError
 from core.providers import base
-from core.providers.chat import asked, outgoing_messages, reply_of, template_switches
+from core.providers.chat import asked, count, outgoing_messages, reply_of, template_switches
 from core.providers.classify import error_message
 from core.providers.http import CONTROL_TIMEOUT, HttpClient
 from core.providers.price import Price
@@ -102,11 +102,11 @@ class OpenAICompatible:
                 f"{f'; it has {known}' if known else f' (HTTP {status})'}",
                 "unknown_model",
             )
-        longest = found.get("max_model_len") if found else None
-        if isinstance(longest, int) and longest < sampling.max_tokens:
+        longest = count(found.get("max_model_len")) if found else None
+        if longest is not None and longest <= sampling.max_tokens:
             raise ProviderError(
-                f"{self.name}: max_tokens {sampling.max_tokens} is above the server's {longest}; "
-                "lower generate.max_tokens",
+                f"{self.name}: max_tokens {sampling.max_tokens} leaves no room for a prompt in the "
+                f"server's {longest}; lower generate.max_tokens",
                 "max_tokens",
             )
         note = await self._probe() if self._price.free else "billed: token ids not probed"
@@ -118,7 +118,11 @@ class OpenAICompatible:
             note += f", {said}"
         self.lanes = [
             base.LaneSpec(
-                name=self._lane, price=self._price, cancel_stops_bill=self._price.free, note=note
+                name=self._lane,
+                price=self._price,
+                cancel_stops_bill=self._price.free,
+                note=note,
+                context_tokens=longest,
             )
         ]
         return [f"{self.name}: {self._lane} {note}"]
@@ -166,10 +170,6 @@ class OpenAICompatible:
             "probe_failed",
         )
 
-    def body(self, request: base.CompletionRequest) -> dict[str, Any]:
-        prompt, sampling = request.prompt, request.sampling
-        body: dict[str, Any] = {
-            "model": self._model,
     async def _probe_stream(self, asked_for: dict[str, Any]) -> str:
         """One token more: replies are streamed where that loses no ids."""
         if not self._may_stream:
@@ -187,6 +187,10 @@ class OpenAICompatible:
             return "streams token ids"
         return "returns token ids, but not in streams: replies come whole"
 
+    def body(self, request: base.CompletionRequest) -> dict[str, Any]:
+        prompt, sampling = request.prompt, request.sampling
+        body: dict[str, Any] = {
+            "model": self._model,
             "messages": outgoing_messages(prompt.messages, "reasoning_content"),
             **asked(prompt),
             "max_tokens": sampling.max_tokens,

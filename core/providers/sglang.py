@@ -67,6 +67,13 @@ def load_of(metrics: str) -> base.Load | None:
     )
 
 
+def context_of(info: dict[str, Any]) -> int | None:
+    """Tokens of prompt and answer: a total above `context_length` is refused; one above
+    `max_req_input_len`, which the KV pool bounds as well, is cut short (0.5.14)."""
+    known = [count(info.get("context_length")), count(info.get("max_req_input_len"))]
+    return min((n for n in known if n), default=None)
+
+
 async def same_tokenizer(
     who: str, server: HttpClient, path: str, tokenizer: TokenizerLike, model: str = "default"
 ) -> str:
@@ -124,6 +131,7 @@ class SGLang:
         if not options.urls:
             raise ConfigError("sglang.urls is empty; name the server, e.g. http://127.0.0.1:30000")
         self._endpoint = options.endpoint
+        self.streams = options.stream and options.endpoint == "generate"
         self._model = options.model
         headers = server_headers(options.api_key_env)
         self._servers: dict[str, HttpClient] = {}
@@ -131,7 +139,6 @@ class SGLang:
             name = url.split("://", 1)[-1].rstrip("/")
             self._servers[name] = HttpClient(url, headers, config.generate.connect_timeout_s)
         self.lanes: list[base.LaneSpec] = []
-        self.streams = options.stream and options.endpoint == "generate"
         self._metrics = dict.fromkeys(self._servers, True)
 
     async def preflight(
@@ -147,15 +154,17 @@ class SGLang:
             if tokenizer is not None and not info.get("skip_tokenizer_init"):
                 words = await same_tokenizer(f"sglang: {name}", server, "/tokenize", tokenizer)
                 notes.append(words)
+            if self._endpoint == "chat":
+                notes.append("replies come whole: chat streams no token ids")
             lines.append(" ".join([f"sglang: {name}", *notes]))
             lines += [base.Advice(f"sglang: {name} {a}") for a in advice_on(info, self._endpoint)]
             if self._endpoint == "chat":
                 lines += await self._probe(name, server)
             paths.add(str(info.get("model_path")))
-            self.lanes.append(base.LaneSpec(name=name, cancel_stops_bill=True))
+            self.lanes.append(
+                base.LaneSpec(name=name, cancel_stops_bill=True, context_tokens=context_of(info))
+            )
         if len(paths) > 1:
-            if self._endpoint == "chat":
-                notes.append("replies come whole: chat streams no token ids")
             lines.append(base.Advice(f"sglang: the servers serve {len(paths)} different models"))
         return lines
 
@@ -216,8 +225,8 @@ class SGLang:
                 f"sglang: {name} serves embeddings; restart it without --is-embedding",
                 "server_flags",
             )
-        longest = count(info.get("context_length")) or count(info.get("max_req_input_len"))
-        if longest is not None and longest < sampling.max_tokens:
+        longest = context_of(info)
+        if longest is not None and longest <= sampling.max_tokens:
             raise ProviderError(
                 f"sglang: {name} has a context of {longest}, max_tokens is {sampling.max_tokens}; "
                 "lower generate.max_tokens or restart the server",
@@ -243,6 +252,8 @@ class SGLang:
             }
             if sampling.seed is not None:
                 params["sampling_seed"] = sampling.seed
+            if self.streams:
+                params["stream_interval"] = max(STREAM_TOKENS, sampling.max_tokens // STREAM_EVENTS)
             return {
                 "rid": request.request_id,
                 "input_ids": request.prompt_ids,
@@ -252,8 +263,6 @@ class SGLang:
         body = {
             "rid": request.request_id,
             "model": "default",
-            if self.streams:
-                params["stream_interval"] = max(STREAM_TOKENS, sampling.max_tokens // STREAM_EVENTS)
             "messages": outgoing_messages(prompt.messages, "reasoning_content"),
             "input_ids": request.prompt_ids,
             **asked(prompt),

@@ -22,6 +22,7 @@ from tests.core.generate.rig import ALDER
 
 HTML = "<!doctype html><title>Welcome</title>"
 CHEAP = {**ALDER, "max_completion_tokens": 64}
+TIGHT = {**ALDER, "context_length": 1_000}
 TOOLLESS = {**ALDER, "supported_parameters": ["max_tokens", "temperature", "top_p", "reasoning"]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 ROW = {"messages": [{"role": "user", "content": "1 + 1?"}], "tools": [TOOL]}
@@ -105,6 +106,21 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], int, str]] = [
         "alder: does not support tools); set arm",
     ),
     ("vllm", {}, {"/v1/chat/completions": without_tools}, 1, "takes no tools, and prompts declare"),
+    (
+        "openrouter",
+        {},
+        {"/api/v1/models/org/m/endpoints": {"data": {"endpoints": [TIGHT]}}},
+        1,
+        "alder: max_tokens 1000 leaves no room for a prompt in its 1000",
+    ),
+    ("sglang", {}, {"/server_info": {"max_req_input_len": 999}}, 1, "has a context of 999"),
+    (
+        "vllm",
+        {},
+        {"/v1/models": {"data": [{"id": "org/m", "max_model_len": 1_000}]}},
+        1,
+        "leaves no room for a prompt in the server's 1000",
+    ),
     ("openrouter", {"run": {"budget_usd": 0.001}}, {}, 2, "below one worst-case request"),
     ("openrouter", {}, {"/api/v1/key": HTML}, 1, "check openrouter.base_url"),
     ("openrouter", {"openrouter": {"base_url": "localhost:9"}}, {}, 1, "write http://... or https"),

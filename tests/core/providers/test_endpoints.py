@@ -114,9 +114,27 @@ def test_a_provider_that_is_not_there_is_named(field: str) -> None:
     assert len(choose_endpoints(ROWS, OpenRouter(ignore=["novta"]), SAMPLING)[0]) == 3
 
 
-def test_a_context_shorter_than_an_answer_is_too_short() -> None:
-    with pytest.raises(ProviderError, match="max_tokens 1000 above its 500"):
-        choose_endpoints([row("a", context_length=500)], OpenRouter(), SAMPLING)
+@pytest.mark.parametrize("context", [500, 1_000])
+def test_a_context_no_longer_than_an_answer_is_too_short(context: int) -> None:
+    words = f"max_tokens 1000 leaves no room for a prompt in its {context}.; lower generate.max_t"
+    with pytest.raises(ProviderError, match=words):
+        choose_endpoints([row("a", context_length=context)], OpenRouter(), SAMPLING)
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({}, None),
+        ({"context_length": 1_001}, 1_001),
+        ({"context_length": "8k"}, None),
+        ({"context_length": 8_192, "max_prompt_tokens": 5_000}, 6_000),
+        ({"context_length": 8_192, "max_prompt_tokens": 8_000}, 8_192),
+    ],
+)
+def test_what_an_endpoint_holds(fields: dict[str, Any], tokens: int | None) -> None:
+    ((only,), _) = choose_endpoints([row("a", **fields)], OpenRouter(), SAMPLING)
+    assert only.spec.context_tokens == tokens
+    assert only.spec.holds(1_001) and only.spec.holds(9_000) == (tokens is None)
 
 
 TOOLLESS = row("b", supported_parameters=[*NEEDED])

@@ -191,6 +191,7 @@ async def test_an_abort_names_the_request() -> None:
         (SGLANG, {}, "is this an SGLang server"),
         (SGLANG, {"server_info": (401, None)}, "refuses the key"),
         (SGLANG, {"server_info": {"context_length": 16}}, "max_tokens is 32"),
+        (SGLANG, {"server_info": {"max_req_input_len": 32}}, "has a context of 32, max_tokens is"),
         (CHAT, {"server_info": {"skip_tokenizer_init": True}}, "skip-tokenizer-init"),
         (SGLANG, {"server_info": "<html>hello</html>"}, "HTTP 200 without facts; is this an SGL"),
         (SGLANG, {"version": {"version": "0.32.0"}}, 'like vLLM, set backend = "vllm"'),
@@ -217,6 +218,26 @@ async def test_a_named_model_is_known_by_each_of_its_names(name: str) -> None:
     config = {"sglang": {"urls": ["URL"], "model": name}}
     async with backend(Server(server_info=info), "sglang", config) as provider:
         assert (await provider.preflight(SAMPLING))[0].endswith("model_path=/models/kimi")
+
+
+@pytest.mark.parametrize(
+    ("info", "tokens"),
+    [
+        ({}, None),
+        ({"context_length": None, "max_req_input_len": 2_042}, 2_042),
+        ({"context_length": 4_096}, 4_096),
+        ({"context_length": 4_096, "max_req_input_len": 1_018}, 1_018),
+    ],
+)
+async def test_what_a_server_holds(info: dict[str, Any], tokens: int | None) -> None:
+    async with backend(Server(server_info=info), "sglang", SGLANG) as provider:
+        await provider.preflight(SAMPLING)
+        assert [lane.context_tokens for lane in provider.lanes] == [tokens]
+    model = {"id": "m", "max_model_len": tokens}
+    answers = {"v1__models": {"data": [model]}, "v1__chat__completions": {"choices": [{}]}}
+    async with backend(Server(**answers), "vllm", VLLM) as provider:
+        await provider.preflight(SAMPLING)
+        assert [lane.context_tokens for lane in provider.lanes] == [tokens]
 
 
 async def test_the_server_has_the_tokenizer_of_the_run() -> None:
@@ -430,7 +451,7 @@ async def test_a_probe_that_is_answered_with_anything_else_is_one_line(choices: 
     ("models", "words"),
     [
         ({"data": [{"id": "other"}]}, "does not serve 'm'; it has other"),
-        ({"data": [{"id": "m", "max_model_len": 16}]}, "above the server's 16"),
+        ({"data": [{"id": "m", "max_model_len": 32}]}, "for a prompt in the server's 32; lower"),
         ((401, None), "key is refused"),
         ((500, None), "HTTP 500"),
         ("<html>hello</html>", "answers no JSON; check openai.base_url"),
