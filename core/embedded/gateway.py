@@ -124,7 +124,7 @@ class Gateway:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[quiet_goodbye])
         chat = ChatApi(desk, self.arrivals, latency_scale=options.latency_scale)
         info = InfoApi(desk, lookup_lag_s=options.lookup_lag_s)
-        local = SGLangApi(desk, self.arrivals)
+        local = SGLangApi(desk, self.arrivals, options.incremental_streaming_output)
         facts = SGLangInfo(local, _server_facts(options, desk))
         app.add_routes(
             [

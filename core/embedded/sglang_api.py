@@ -1,9 +1,6 @@
-"""SGLang's HTTP shape over a Desk: /generate and chat with token ids, aborts, server facts. Free
-of charge.
+"""SGLang's HTTP shape over a Desk: /generate and chat with token ids. Free of charge.
 
-Shapes: spec backends 2.1 and 2.2 (SGLang 0.5.23 with the kimi_k2 parsers). A client that leaves
-aborts its request.
-"""
+Shapes: SGLang 0.5.23 with the kimi_k2 parsers. A client that leaves aborts its request."""
 
 import asyncio
 from collections.abc import Sequence
@@ -82,7 +79,6 @@ class SGLangApi:
     """POST /generate and /v1/chat/completions."""
 
     def __init__(self, desk: Desk, arrivals: Arrivals, incremental: bool = False) -> None:
-        """`incremental`: a stream of /generate does not repeat what it has sent."""
         self.desk = desk
         self._incremental = incremental
         self._arrivals = arrivals
@@ -176,7 +172,7 @@ class SGLangApi:
             gen = desk.prepare(order, hits, rid or desk.new_id(""))
         except RenderError as e:
             return error(400, str(e))
-        streamed = order.stream and isinstance(body, GenerateBody)
+        streamed = order.stream and generate
         if desk.room(gen) < 1:
             return error(
                 400,
@@ -185,8 +181,7 @@ class SGLangApi:
                 streamed,
             )
         if any(not 0 <= i < desk.vocab_size for i in gen.prompt_ids):
-            said = f"input_ids lie outside the vocabulary of {desk.vocab_size}"
-            return error(400, said, streamed)
+            return error(400, f"input_ids outside the vocabulary of {desk.vocab_size}", streamed)
         arrival.generation_id = gen.id
         begun = asyncio.get_running_loop().time()
         desk.start(gen, None, None)
@@ -265,16 +260,14 @@ class SGLangApi:
         return {"text": text, "output_ids": list(ids), "meta_info": meta}
 
     def _meta(self, gen: Generation, ids: Sequence[int], finish: str | None) -> dict[str, Any]:
-        reason: dict[str, Any] | None = None
-        if finish == "stop":
-            reason = {"type": "stop", "matched": _matched(gen)}
-        elif finish == "length":
-            reason = {"type": "length", "length": len(ids)}
-        elif finish == "abort":
-            reason = {"type": "abort", "message": "Aborted"}
+        reasons: dict[str | None, dict[str, Any]] = {
+            "stop": {"type": "stop", "matched": _matched(gen)},
+            "length": {"type": "length", "length": len(ids)},
+            "abort": {"type": "abort", "message": "Aborted"},
+        }
         return {
             "id": gen.id,
-            "finish_reason": reason,
+            "finish_reason": reasons.get(finish),
             "prompt_tokens": gen.prompt_tokens,
             "completion_tokens": len(ids),
             "cached_tokens": 0,
@@ -328,7 +321,7 @@ class SGLangApi:
         shown |= {name: event[name] for name in before}
         if self._incremental:
             event |= {name: event[name][len(part) :] for name, part in before.items()}
-        return [event]
+        return [distort_body(event, gen.hits) if finished else event]
 
     def _pieces(
         self, gen: Generation, body: ChatBody, deltas: list[Delta], finished: bool

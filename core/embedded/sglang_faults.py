@@ -14,8 +14,10 @@ from core.embedded.openrouter_api import break_connection
 from core.embedded.openrouter_wire import BLANKS
 
 COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens", "reasoning_tokens")
-STREAMED = frozenset((*ANSWERS, *GENERATION, "cut_stream"))
-"""What a stream here shows."""
+CHAT_STREAM = frozenset((*ANSWERS, *GENERATION, "cut_stream"))
+"""What a chat's stream here shows. The last event of /generate is its whole reply and shows what
+that shows, but for the faults of its bytes."""
+BYTES = ("truncated_body", "blank_lines")
 
 
 def idle(generate: bool, given_ids: bool, stream: bool) -> frozenset[str]:
@@ -25,7 +27,7 @@ def idle(generate: bool, given_ids: bool, stream: bool) -> frozenset[str]:
     if given_ids:
         names.add("old_template")
     if stream:
-        names |= KINDS.keys() - STREAMED
+        names |= set(BYTES) if generate else KINDS.keys() - CHAT_STREAM
     return frozenset(names)
 
 

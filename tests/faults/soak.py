@@ -124,7 +124,7 @@ def leg_config(gateway: Gateway, prompts: int, leg: int, timeout_s: float = 1.0)
                     "model": "eyas/embedded",
                     "stream": stream,
                 },
-                "sglang": {"urls": [local], "endpoint": endpoint},
+                "sglang": {"urls": [local], "endpoint": endpoint, "stream": stream},
                 "openai": {"base_url": f"{local}/v1", "model": "eyas/embedded"},
             },
             "tripwires": {"enabled": False},

@@ -266,6 +266,27 @@ async def test_a_hit_does_what_it_says_in_sglang_s_shape(tmp_path: Path, endpoin
     assert wrong == []
 
 
+async def test_a_hit_does_what_it_says_in_a_stream_of_generate(tmp_path: Path) -> None:
+    """Its last event is the whole reply."""
+    wrong = []
+    async with serving(tmp_path, TWO_CALLS, extra=["--tokens-per-s", "2000"]) as client:
+        body, path = local_body("", "generate", stream=True), "/generate"
+        clean, _ = await under(client, "", path, body)
+        assert clean.said[1:] and clean.raw.endswith(b"data: [DONE]\n\n")
+        clean.body = sse(clean.raw.decode())[-1]
+        for name in ("truncated_body", "blank_lines", *IN_GENERATE):
+            hit, hits = await under(client, f"{name}@sglang", path, body)
+            if name not in IN_GENERATE:
+                right = hits == {}
+            else:
+                if hit.body is None:
+                    hit.body = sse(hit.raw.decode())[-1]
+                right = hits == {name: 1} and as_stated(name, "generate", clean, hit)
+            if not right:
+                wrong.append(name)
+    assert wrong == []
+
+
 def as_stated(name: str, endpoint: str, clean: Reply, hit: Reply) -> bool:
     if name in STATUS:
         return hit.status == STATUS[name]

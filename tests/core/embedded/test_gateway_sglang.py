@@ -1,6 +1,7 @@
 """SGLang's shape, and the live model behind both shapes."""
 
 import asyncio
+import itertools
 import json
 import shutil
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from core.embedded import TARGET_DIR
 from core.embedded.gateway import Gateway, arguments
 from core.errors import UsageError
 from core.providers.chat import template_switches
+from core.reconstruct.stream import merge_stream
 from core.render.base import load_renderer
 from core.schema import Prompt
 from tests.core.embedded.serving import (
@@ -30,6 +32,7 @@ from tests.core.embedded.serving import (
 )
 from tests.core.embedded.tiny import write_tiny
 
+WIDE = " Café 世界 🙂🙃, naïve.\n</think>\n\n世界 🙂 four. "
 MESSAGES = [{"role": "user", "content": "What is 2 + 2?"}]
 
 
@@ -74,14 +77,41 @@ async def test_generate_takes_text(tmp_path: Path) -> None:
         assert out["meta_info"]["prompt_tokens"] == len(prompt_ids())
 
 
-async def test_generate_streams_everything_so_far(tmp_path: Path) -> None:
-    async with serving(tmp_path, extra=["--tokens-per-s", "300"]) as client:
-        body = {"input_ids": prompt_ids(), "stream": True}
-        events = sse(await (await client.post("/generate", json=body)).text())
-        lengths = [len(e["output_ids"]) for e in events]
-        assert lengths == sorted(lengths) and len(set(lengths)) > 2
-        assert events[-1]["output_ids"] == ids_of(PLAIN)
-        assert events[-1]["meta_info"]["finish_reason"]["type"] == "stop"
+@pytest.mark.parametrize("incremental", [False, True])
+async def test_generate_streams_everything_so_far_or_what_is_new(
+    tmp_path: Path, incremental: bool
+) -> None:
+    flags = ["--incremental-streaming-output"] if incremental else []
+    async with serving(tmp_path, WIDE, extra=["--tokens-per-s", "300", *flags]) as client:
+        info = await (await client.get("/server_info")).json()
+        assert info["incremental_streaming_output"] is incremental
+        params = {"max_new_tokens": 200, "stream_interval": 3}
+        body = {"input_ids": prompt_ids(), "sampling_params": params, "stream": True}
+        raw = await (await client.post("/generate", json=body)).text()
+        whole = await (await client.post("/generate", json=body | {"stream": False})).json()
+        events = sse(raw)
+        counts = [e["meta_info"]["completion_tokens"] for e in events]
+        assert len(events) > 3 and counts[0] < 3
+        assert all(b - a >= 3 for a, b in itertools.pairwise(counts[:-1]))
+        sizes = [len(e["output_ids"]) for e in events]
+        grown = [counts[0], *(b - a for a, b in itertools.pairwise(counts))]
+        assert sizes == (grown if incremental else counts)
+        ends = [e["meta_info"]["finish_reason"] for e in events]
+        assert ends[:-1] == [None] * (len(ends) - 1) and ends[-1]["type"] == "stop"
+        if not incremental:
+            assert all(whole["text"].startswith(e["text"]) for e in events)
+        merged = merge_stream(raw).body
+        assert (merged["text"], merged["output_ids"]) == (WIDE, ids_of(WIDE))
+        assert (whole["text"], whole["output_ids"]) == (WIDE, ids_of(WIDE))
+
+
+async def test_a_stream_of_generate_refuses_after_its_200(tmp_path: Path) -> None:
+    async with serving(tmp_path) as client:
+        body = {"input_ids": [5, 1 << 20], "stream": True}
+        answer = await client.post("/generate", json=body)
+        assert answer.status == 200 and answer.content_type == "text/event-stream"
+        (event,) = sse(await answer.text())
+        assert event["error"]["code"] == 400
 
 
 async def test_chat_gives_text_and_both_id_lists(tmp_path: Path) -> None:
