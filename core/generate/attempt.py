@@ -166,6 +166,11 @@ class Attempts:
         self.aloft[aloft.key] = aloft
         return aloft
 
+    def begun(self, key: tuple[str, int]) -> bool:
+        """Whether something of an attempt's answer has arrived, or it is over."""
+        aloft = self.aloft.get(key)
+        return aloft is None or aloft.flight.first_at is not None
+
     def left_before(self, lane: Lane, moment: float) -> int:
         """How many of a lane's open requests were on the wire before `moment`."""
         left = (a.flight.left_at for a in self.aloft.values() if a.lane is lane)

@@ -324,7 +324,7 @@ class Generator:
             return True
         if self._queues.retrying:
             return False
-        return not any((q.ready or q.waiting) and not q.stopped for q in self._queues.queues)
+        return not any(q.left and not q.stopped for q in self._queues.queues)
 
     async def _tick(self) -> None:
         """Timeouts, live tokens, loop lag; statistics twice a second."""

@@ -5,7 +5,7 @@ Promises: what a lane says about itself is counted in one place; a dataset gets 
 a lane only after its canary has passed there. Knows no sockets and no clock of its own."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from zlib import crc32
 
 import msgspec
@@ -14,12 +14,48 @@ from core import events as ev
 from core.limit import Limit, Refusals
 from core.providers.base import LaneSpec, Provider
 
+Key = tuple[str, int]
+"""Of a request: prompt id and attempt."""
 CANARY_BAD_RATE = 0.25
 CANARY_ALPHA = 0.001
 HOME_LOAD = 1.25
 HOME_SLACK = 2
 """A prefix stays at its home while that holds at most 1.25 times the emptiest one's share of slots,
 and two more."""
+WARM_UP_S = 5.0
+"""How long prompts wait for the first of their beginning, at most: what is cached is the prompt,
+and reading even a long one takes a second or two, while a whole reply may take minutes. They wait
+even when nothing else could leave: a run of one dataset with one system message begins so. Paid
+once for each beginning on each lane."""
+BEGINNINGS = 4_096
+"""So many are remembered, the newest: prompts that begin alike follow each other."""
+
+
+class Warmth:
+    """Which beginnings of prompts a lane's cache holds, or is about to. `key` names a request that
+    went ahead; `begun`: whether its answer has begun, or it has ended."""
+
+    def __init__(self) -> None:
+        self._ahead: dict[int, tuple[Key, float]] = {}
+
+    def waits(self, beginning: int, key: Key, now: float, begun: Callable[[Key], bool]) -> bool:
+        """Whether a request waits for one that begins alike. The first one does not: others wait
+        for it."""
+        if beginning not in self._ahead:
+            if len(self._ahead) >= BEGINNINGS:
+                del self._ahead[next(iter(self._ahead))]
+            self._ahead[beginning] = (key, now + WARM_UP_S)
+            return False
+        return not self.over(beginning, now, begun)
+
+    def over(self, beginning: int, now: float, begun: Callable[[Key], bool]) -> bool:
+        """Whether nobody waits any more; the answer stays."""
+        key, until = self._ahead.get(beginning, (("", 0), -math.inf))
+        if now < until and not begun(key):
+            return False
+        if until > -math.inf:
+            self._ahead[beginning] = (key, -math.inf)
+        return True
 
 
 class LogHistogram:
@@ -112,6 +148,7 @@ class Lane:
         self.done = self.errors = self.sent = self.tokens = 0
         self.spent_usd = 0.0
         self.latency, self.ttft = RollingHistogram(), RollingHistogram()
+        self.warmth = Warmth()
         self._canary = canary
         self._pairs: dict[str, CanaryState] = {}
 

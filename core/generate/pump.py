@@ -26,6 +26,8 @@ MOST_WAITING = 256
 """Replies (or as many as the window, where that is more) that may wait for bill and verdict while
 more are asked for: when judging cannot keep up, memory must not grow for ever."""
 RENDER_CHUNK = 16
+LOOK_S = 0.05
+"""How often it is looked whether an answer has begun that others wait for."""
 SLACK_TOKENS = 8
 """Prompt tokens that a server may add to our rendering."""
 
@@ -119,11 +121,27 @@ class Pump:
     def pump(self, now: float) -> None:
         if self._attempts.waiting >= max(self.window, MOST_WAITING):
             return
+        if self._queues.holding:
+            self._free(now)
         while len(self._attempts.aloft) < self.window:
             choice = self._choose(now)
             if choice is None:
                 return
-            self._start(*choice, now)
+            item, lane, usd = choice
+            if item.prepared.beginning and self._waits(item, lane, now):
+                self._queues.hold(item, lane.name)
+                self._feed.set()
+                continue
+            self._start(item, lane, usd, now)
+
+    def _free(self, now: float) -> None:
+        lanes = {lane.name: lane for lane in self._lanes}
+        begun = self._attempts.begun
+        self._queues.free(lambda name, start: lanes[name].warmth.over(start, now, begun))
+
+    def _waits(self, item: Item, lane: Lane, now: float) -> bool:
+        key = (item.prompt.prompt_id, item.attempt + 1)
+        return lane.warmth.waits(item.prepared.beginning, key, now, self._attempts.begun)
 
     def _choose(self, now: float) -> tuple[Item, Lane, float] | None:
         """The next (prompt, lane, reservation): the dataset most behind that has somewhere to
@@ -206,7 +224,7 @@ class Pump:
             self._feed.set()
 
     def next_wait(self, now: float) -> float | None:
-        waits: list[float] = []
+        waits = [LOOK_S] if self._queues.holding else []
         if (due := self._queues.next_due()) is not None:
             waits.append(due - now)
         if any(q.ready and not q.stopped for q in self._queues.queues):

@@ -6,11 +6,18 @@ together and the audit sees every dataset while the run is young."""
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from core.generate.request import Prepared, prefix_key
 from core.providers.chat import declares_tools
 from core.schema import Prompt
+
+AHEAD = 64
+"""How far before its group the first of a group goes, so that its answer has begun when the group's
+turn comes."""
+HELD = 512
+"""Prompts of one dataset that may wait for a cache while more are rendered, in case those need not
+wait."""
 
 
 class Item:
@@ -43,6 +50,8 @@ class Queue:
         self.dataset = dataset
         self.waiting = deque(prompts)
         self.ready: deque[Item] = deque()
+        self.cold: dict[tuple[str, int], list[Item]] = {}
+        """Rendered, waiting for the first of their beginning on a lane, by both."""
         self.total = len(self.waiting)
         self.taken = 0
         self.ended = 0
@@ -54,17 +63,32 @@ class Queue:
         return self.taken / self.total if self.total else 1.0
 
     @property
+    def left(self) -> bool:
+        """Whether any prompt of it has still to leave."""
+        return bool(self.ready or self.waiting or self.cold)
+
+    @property
+    def held(self) -> int:
+        return sum(map(len, self.cold.values()))
+
+    @property
     def pending(self) -> int:
         return self.total - self.ended
 
 
 def grouped(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
-    """Same order, but prompts that share tools and system message follow each other."""
+    """Same order, but prompts that share tools and system message follow each other, each group's
+    first one AHEAD of the others."""
     groups: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         groups.setdefault(prefix_key(prompt), []).append(prompt)
-    for group in groups.values():
-        yield from group
+    others: deque[Prompt] = deque()
+    for first, *rest in groups.values():
+        while len(others) > AHEAD:
+            yield others.popleft()
+        yield first
+        others.extend(rest)
+    yield from others
 
 
 class Queues:
@@ -99,6 +123,7 @@ class Queues:
     def hungry(self, low: int) -> Queue | None:
         """The queue that needs rendering most."""
         able = [q for q in self.queues if q.waiting and len(q.ready) < low and not q.stopped]
+        able = [q for q in able if not q.cold or q.held < HELD]
         return min(able, key=lambda q: (len(q.ready), q.progress), default=None)
 
     def retry_at(self, when: float, item: Item) -> None:
@@ -110,6 +135,22 @@ class Queues:
         queue = self.of(item.prompt)
         queue.taken -= 1
         queue.ready.appendleft(item)
+
+    def hold(self, item: Item, lane: str) -> None:
+        """Aside, until the first of its beginning has warmed the lane's cache."""
+        cold = self.of(item.prompt).cold
+        cold.setdefault((lane, item.prepared.beginning), []).append(item)
+
+    def free(self, over: Callable[[str, int], bool]) -> None:
+        """To the front of their queues, in their order: those whose (lane, beginning) is waited for
+        no more."""
+        for queue in self.queues:
+            for place in [p for p in queue.cold if over(*p)]:
+                queue.ready.extendleft(reversed(queue.cold.pop(place)))
+
+    @property
+    def holding(self) -> bool:
+        return any(q.cold for q in self.queues)
 
     def due(self, now: float) -> None:
         """Retries whose time has come."""
@@ -131,7 +172,8 @@ class Queues:
 
     @property
     def queued(self) -> int:
-        return sum(len(q.waiting) + len(q.ready) for q in self.queues) + len(self._retries)
+        rows = sum(len(q.waiting) + len(q.ready) + q.held for q in self.queues)
+        return rows + len(self._retries)
 
     def remaining(self) -> dict[str, int]:
         """Prompts without an outcome, by dataset (both backends together)."""

@@ -15,6 +15,10 @@ from core.render.base import Renderer, tools_as_text
 from core.render.history import native_history
 from core.schema import Prompt, Rollout, Sampling
 
+SHARED = 1_024
+"""Tokens that prompts must have in common for a provider to cache them: OpenAI's and
+Anthropic's caches take no less, and a shorter beginning is not worth a wait."""
+
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """`prompt` holds the messages as sent. `refusal`: the class of a prompt that must not be sent,
@@ -25,6 +29,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str = ""
     detail: str = ""
     session: str = ""
+    beginning: int = 0
+    """Equal for prompts whose first SHARED tokens are; 0: it has fewer."""
 
 
 def seed_of(run_seed: int, twin_id: str) -> int:
@@ -99,4 +105,12 @@ def prepare(
             f"{len(rendered.ids)} prompt tokens, generate.max_tokens leaves {max(0, room)} in the "
             "longest context; lower it"
         )
-    return Prepared(prompt=sent, ids=rendered.ids, session=session, refusal=refusal, detail=detail)
+    ids = rendered.ids
+    return Prepared(
+        prompt=sent,
+        ids=ids,
+        session=session,
+        beginning=hash(tuple(ids[:SHARED])) if len(ids) >= SHARED else 0,
+        refusal=refusal,
+        detail=detail,
+    )

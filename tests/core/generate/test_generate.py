@@ -119,9 +119,9 @@ async def test_twins_share_seeds_and_prompts_are_grouped_by_their_beginning() ->
         run = Run(router, prompts, max_in_flight=1)
         await run.go()
     systems = [b["messages"][0]["content"] for b in router.bodies]
-    assert systems == ["A", "A", "B", "B"]
-    assert router.bodies[0]["session_id"] == router.bodies[1]["session_id"]
-    assert router.bodies[0]["session_id"] != router.bodies[2]["session_id"]
+    assert systems == ["A", "B", "A", "B"]  # the first of each goes ahead of its group
+    assert router.bodies[0]["session_id"] == router.bodies[2]["session_id"]
+    assert router.bodies[0]["session_id"] != router.bodies[1]["session_id"]
     assert len({b["seed"] for b in router.bodies}) == 4
 
 

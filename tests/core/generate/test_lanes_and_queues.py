@@ -6,16 +6,20 @@ import random
 import pytest
 
 from core.generate.lanes import (
+    BEGINNINGS,
+    WARM_UP_S,
     Lane,
     LogHistogram,
     RollingHistogram,
+    Warmth,
     by_preference,
     canary_fails,
 )
-from core.generate.queues import Item, Queues
-from core.generate.request import prefix_key, sampling_of, seed_of
+from core.generate.queues import AHEAD, HELD, Item, Queues, grouped
+from core.generate.request import Prepared, prefix_key, sampling_of, seed_of
 from core.limit import Limit
 from core.providers.base import LaneSpec
+from core.schema import Prompt
 from tests.core.generate.rig import config_of, prompts_of
 
 
@@ -150,6 +154,90 @@ def test_the_dataset_most_behind_is_next_and_retries_go_first() -> None:
     queues.retry_at(9.0, a.ready.popleft())
     assert queues.drop_retries() == 1 and queues.retrying == 0
     assert queues.remaining() == {"a": 10, "b": 4}
+
+
+def test_groups_follow_each_other_and_their_first_ones_go_ahead() -> None:
+    prompts = [
+        Prompt(
+            prompt_id=f"{name}{i}",
+            twin_id="",
+            dataset="d",
+            messages=[{"role": "system", "content": name}, {"role": "user", "content": "?"}],
+        )
+        for i in range(200)
+        for name in "abc"[: 3 if i < 10 else 2]
+    ]
+    order = [p.prompt_id for p in grouped(prompts)]
+    assert sorted(order) == sorted(p.prompt_id for p in prompts)
+    for name, size in (("a", 200), ("b", 200), ("c", 10)):
+        assert [i for i in order if i[0] == name] == [f"{name}{i}" for i in range(size)]
+    firsts = {name: order.index(name + "0") for name in "abc"}
+    seconds = {name: order.index(name + "1") for name in "abc"}
+    assert firsts == {"a": 0, "b": 200 - AHEAD, "c": 400 - AHEAD}
+    assert seconds == {"a": 1, "b": 201, "c": 401}
+    singles = prompts_of(5)
+    for i, prompt in enumerate(singles):
+        prompt.messages.insert(0, {"role": "system", "content": f"{i}"})
+    assert list(grouped(singles)) == singles
+
+
+NOW = 100.0
+LAST = NOW + WARM_UP_S
+
+
+@pytest.mark.parametrize(
+    ("seen", "at", "begun", "waits"),
+    [
+        ((), NOW, False, False),  # the first one
+        ((7,), NOW, False, True),
+        ((7,), LAST - 0.01, False, True),
+        ((7,), LAST, False, False),  # never longer
+        ((7,), NOW, True, False),
+        ((8,), NOW, False, False),  # another beginning
+        ((7, *range(100, 100 + BEGINNINGS)), NOW, False, False),  # forgotten: first again
+    ],
+)
+def test_who_waits_for_a_cache(seen: tuple[int, ...], at: float, begun: bool, waits: bool) -> None:
+    warmth, first = Warmth(), ("first", 1)
+    for beginning in seen:
+        assert not warmth.waits(beginning, first, NOW, lambda key: False)
+    asked: set[tuple[str, int]] = set()
+
+    def began(key: tuple[str, int]) -> bool:
+        asked.add(key)
+        return begun
+
+    assert warmth.waits(7, ("p", 1), at, began) is waits
+    assert asked <= {first}
+    over = bool(seen) and not waits
+    assert warmth.over(7, at, lambda key: over) is over
+    if over:
+        assert warmth.over(7, NOW, lambda key: False)  # it stays so
+
+
+def test_held_prompts_come_back_in_their_order_and_bound_what_is_rendered() -> None:
+    queues = Queues([*prompts_of(HELD + 8, dataset="a"), *prompts_of(2, dataset="b")])
+    a, b = queues.queues
+    for number in range(HELD - 1):
+        item = Item(a.waiting.popleft())
+        item.prepared = Prepared(prompt=item.prompt, beginning=number % 2 + 1)
+        queues.hold(item, "alder")
+    assert queues.hungry(4) is a and queues.queued == HELD + 10 and queues.holding
+    assert not queues.by_need()
+    item = Item(a.waiting.popleft())
+    queues.hold(item, "birch")
+    assert queues.hungry(4) is b and a.held == HELD
+    a.ready.append(Item(a.waiting.popleft()))
+    queues.free(lambda lane, beginning: (lane, beginning) == ("alder", 2))
+    ids = [item.prompt.prompt_id for item in a.ready]
+    assert ids == [*(f"p{i}" for i in range(1, HELD - 1, 2)), f"p{HELD}"]
+    queues.free(lambda lane, beginning: True)
+    assert not queues.holding and a.held == 0 and len(a.ready) == HELD + 1
+    a.ready.clear()
+    a.waiting.clear()
+    assert not a.left and b.left
+    queues.hold(item, "birch")
+    assert a.left
 
 
 def test_seeds_and_prefixes_depend_on_the_question_alone() -> None:
