@@ -80,3 +80,31 @@ def test_a_plain_event_goes_the_short_way_and_an_error_does_not() -> None:
     for odd in odds:
         with pytest.raises(msgspec.DecodeError):
             stream._plain(json.dumps(plain | odd).encode())
+
+
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=8),
+    TEXT.filter(len),
+    st.sets(st.integers(1, 7)),
+    st.booleans(),
+)
+def test_generate_says_the_same_repeating_or_not(
+    ids: list[int], text: str, cuts: set[int], repeats: bool
+) -> None:
+    """Whatever the ids: those of a repeated token look the same both ways, their count does not."""
+    ends = [*sorted(c for c in cuts if c < len(ids)), len(ids)]
+    whole = {"text": text, "output_ids": ids, "meta_info": {"completion_tokens": len(ids)}}
+    events, before = [], 0
+    for end in ends:
+        start, stop = 0 if repeats else before, None if end == len(ids) else end
+        meta = {"completion_tokens": end}
+        events.append({"text": text[start:stop], "output_ids": ids[start:end], "meta_info": meta})
+        before = end
+    merged = stream.merge_stream("".join(f"data: {json.dumps(e)}\n\n" for e in events))
+    assert merged == stream.Merged(body=whole)
+
+
+def test_generate_without_counts_is_not_guessed() -> None:
+    events = [{"output_ids": [5], "meta_info": {}}, {"output_ids": [5, 5], "meta_info": {}}]
+    merged = stream.merge_stream("".join(f"data: {json.dumps(e)}\n\n" for e in events))
+    assert merged.problems == ["reply_malformed"]
