@@ -8,7 +8,7 @@ and stays marked. Knows the budget, the spend file and the look-up of providers.
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from core.budget import Budget, Key
 from core.errors import ProviderError
 from core.generate.lanes import Lane
-from core.generate.ports import Append
+from core.generate.ports import Append, Recovered
 from core.generate.tally import Tally
 from core.providers.base import Flight, KeyRefused, LookedUp, Provider, Reply
 from core.schema import CLOSING, Prompt, RolloutHead, SpendLine, Usage
@@ -144,22 +144,27 @@ class Books:
 
     def left_open(
         self,
-        lines: Sequence[SpendLine],
-        replied: Mapping[Key, RolloutHead],
+        recovered: Recovered,
         providers: Mapping[str, Provider],
+        unjudged: Container[Key],
     ) -> list[tuple[Key, Coroutine[Any, Any, Bill]]]:
         """The dispatches that an earlier life left open, each to be settled: reserved here, before
-        anything is sent. `providers` by backend; without one nothing is looked up."""
-        for line in lines:
-            self.budget.adopt((line.prompt_id, line.attempt), line.reserve_usd)
-        keys = [(line.prompt_id, line.attempt) for line in lines]
-        return [
-            (key, self._settle_open(line, providers.get(line.backend), replied.get(key)))
-            for key, line in zip(keys, lines, strict=True)
-        ]
+        anything is sent. `providers` by backend; without one nothing is looked up. `unjudged`:
+        whoever judges those replies hands over the lines that close their dispatches."""
+        settling: list[tuple[Key, Coroutine[Any, Any, Bill]]] = []
+        for line in recovered.open:
+            key = (line.prompt_id, line.attempt)
+            self.budget.adopt(key, line.reserve_usd)
+            provider, reply = providers.get(line.backend), recovered.replied.get(key)
+            settling.append((key, self._settle_open(line, provider, reply, key in unjudged)))
+        return settling
 
     async def _settle_open(
-        self, line: SpendLine, provider: Provider | None, reply: RolloutHead | None
+        self,
+        line: SpendLine,
+        provider: Provider | None,
+        reply: RolloutHead | None,
+        unjudged: bool,
     ) -> Bill:
         """A dispatch that an earlier life left open: closed by its reply's line, looked up, or at
         its worst case."""
@@ -168,6 +173,8 @@ class Books:
             bill = Bill(kind=reply.bill, cost_usd=usage.cost_usd or 0.0, usage=usage)
         elif line.reserve_usd == 0:
             bill = Bill(kind="free", usage=usage)
+        elif usage.cost_usd is not None:
+            bill = Bill(kind="billed", cost_usd=usage.cost_usd, usage=usage)
         else:
             found: LookedUp | None = None
             if provider is not None and line.generation_id:
@@ -176,7 +183,8 @@ class Books:
             bill = _looked_up(found, usage) if found else uncertain
         line = msgspec.structs.replace(line, ts=time.time(), reserve_usd=0.0)
         bill = self._settled(bill, line)
-        self.close(bill)
+        if not unjudged:
+            self.close(bill)
         return bill
 
     async def look_up(

@@ -25,6 +25,7 @@ from core.generate.ports import GenerateResult, Ports
 from core.generate.pump import Pump
 from core.generate.queues import Queues
 from core.generate.request import sampling_of
+from core.generate.unjudged import TakeUp
 from core.limit import Limit
 from core.memory import rare_collections
 from core.offload import Workers
@@ -63,6 +64,7 @@ class Generator:
         self._accounts = Accounts(config, self._books, self._log, account_gaps_s)
         self._renders = Workers(1, "render")
         self._attempts = Attempts(config, ports, self._books)
+        self._take_up = TakeUp(ports, self._attempts, todo.values())
         self._lanes: list[Lane] = []
         self._providers: dict[str, Provider] = {}
         self._settlers: dict[str, Provider] = {}
@@ -121,6 +123,7 @@ class Generator:
         """Clients, pre-flight, lanes; then the dispatches that an earlier life left open."""
         self._cap_window()
         await self._renders.run(self._queues.group)
+        self._queues.set_aside(self._take_up.prompts)
         sampling = sampling_of(self._config, "")
         recovered = self._ports.recovered
         for backend in dict.fromkeys(q.backend for q in self._queues.queues):
@@ -142,8 +145,10 @@ class Generator:
         await self._pump.check_budget(self._providers)
         await self._guarded(self._accounts.open(self._providers))
         clients = self._settlers | self._providers
-        for key, settling in self._books.left_open(recovered.open, recovered.replied, clients):
-            self._lander.settling[key] = self._spawn(settling)
+        left_open = self._books.left_open(recovered, clients, self._take_up.keys)
+        bills = {key: self._spawn(settling) for key, settling in left_open}
+        for prompt in self._take_up.prompts.values():
+            self._spawn(self._take_up.judge(prompt, bills, self._lander.take_up))
 
     async def _guarded(self, writing: Coroutine[Any, Any, None]) -> None:
         try:

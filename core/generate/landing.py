@@ -7,7 +7,7 @@ sent again behind a closed gate."""
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -22,7 +22,7 @@ from core.generate.lanes import Lane
 from core.generate.ports import Ports
 from core.generate.queues import Item, Queues
 from core.generate.request import refused
-from core.limit import Patience, backoff_s, waited_s
+from core.limit import Limit, Patience, backoff_s, waited_s
 from core.providers import base
 from core.providers.base import RETRYABLE, RETRYABLE_REPLIES
 from core.schema import Rollout, Sample
@@ -69,8 +69,6 @@ class Lander:
         self._dice = random.Random(config.run.seed)
         self._at_start: dict[str, Patience] = {}
         self.gate = Gate()
-        self.settling: dict[tuple[str, int], Awaitable[Bill]] = {}
-        """The dispatches that an earlier life left open, on the way to their bills."""
         self.wake: Callable[[], None] = lambda: None
         """Whoever sends looks again, in a later step."""
         self.send: Callable[[], None] = lambda: None
@@ -82,19 +80,28 @@ class Lander:
         landing = await self._attempts.fly(aloft, self._landed, self._settled)
         await self._conclude(landing, aloft.item, aloft.lane)
 
-    async def take_up(self, item: Item, rollout: Rollout, settling: Awaitable[Bill]) -> None:
-        """A whole reply that an earlier life stored without its verdict: judged now, not asked
-        again. `settling`: what its dispatch turned out to cost."""
-        bill = msgspec.structs.replace(await settling, line=None)
+    async def take_up(self, item: Item, landing: Landing | None) -> None:
+        """What an earlier life's reply turned out to be, now that it is judged. None: it cannot be,
+        so that the prompt is asked."""
+        prepared = item.prepared
+        if landing is None and prepared.refusal:
+            await self.refuse(item, prepared.refusal, prepared.detail)
+        elif landing is None:
+            self.queues.back(item)
+            self.wake()
+        else:
+            lane = self._lane_of(landing.rollout)
+            lane.pair(item.prompt.dataset).open += 1
+            await self._conclude(landing, item, lane)
+
+    def _lane_of(self, rollout: Rollout) -> Lane:
+        """Whoever answered; when that is no lane of this life, one that nobody else counts on."""
         lanes = [lane for lane in self.lanes if lane.backend == rollout.backend]
-        lane = next((one for one in lanes if one.name == rollout.provider), lanes[0])
-        rollout = msgspec.structs.replace(
-            rollout, outcome="ok", error_class=None, usage=bill.usage, bill=bill.kind
-        )
-        sample = await self._attempts.judge(item, rollout, bill)
-        self.queues.of(item.prompt).taken += 1
-        lane.pair(item.prompt.dataset).open += 1
-        await self._conclude(Landing(rollout=rollout, bill=bill, sample=sample), item, lane)
+        for lane in lanes:
+            if lane.name == rollout.provider:
+                return lane
+        spec = base.LaneSpec(name=rollout.provider or rollout.backend)
+        return Lane(lanes[0].provider, spec, Limit(1), canary=0)
 
     async def _conclude(self, landing: Landing, item: Item, lane: Lane) -> None:
         outcome, again = self._decide(landing, item, lane)
@@ -102,7 +109,7 @@ class Lander:
             await self._store(landing, with_reply=False)
             self._put_back(landing, item, lane)
             return
-        error_class, error = _error_of(landing)
+        error_class, error = error_of(landing)
         landing.rollout = msgspec.structs.replace(
             landing.rollout,
             outcome=outcome,
@@ -378,7 +385,8 @@ def outcome_event(
     )
 
 
-def _error_of(landing: Landing) -> tuple[str | None, str | None]:
+def error_of(landing: Landing) -> tuple[str | None, str | None]:
+    """(class, what was said) of an attempt that did not end well."""
     if landing.cut:
         return "cut_" + landing.cut, None
     if landing.failure is not None:

@@ -1,7 +1,7 @@
 """What generate needs from outside and what it gives back. Holds no behaviour."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -22,6 +22,17 @@ class Append(Protocol):
     def post(self, record: Any) -> None: ...
 
 
+class Unjudged(NamedTuple):
+    """Where a whole reply without verdict stands: `at` is the byte at which its line begins."""
+
+    attempt: int
+    at: int
+
+
+def _no_reply(at: int) -> Rollout:
+    raise OSError("there is no file of an earlier life")
+
+
 class Recovered(msgspec.Struct, kw_only=True):
     """What earlier lives of this run left behind (`resume.recover`). Empty for a new run.
 
@@ -31,7 +42,8 @@ class Recovered(msgspec.Struct, kw_only=True):
     `retried_usd`: what those cost that were followed by another attempt of themselves, not because
     of a halt.
     `tallies`: the books by backend. `unjudged`: prompts whose last line is a whole reply that waits
-    for its verdict, and where that line begins; `reply` reads it."""
+    for its verdict; `reply` reads it, and where its dispatch was closed already, `billed` has the
+    line."""
 
     finished: set[str] = set()
     open: list[SpendLine] = []
@@ -44,8 +56,9 @@ class Recovered(msgspec.Struct, kw_only=True):
     uncertain_usd: float = 0.0
     outcomes: dict[str, int] = {}
     tallies: dict[str, Tally] = {}
-    unjudged: dict[str, int] = {}
-    reply: Callable[[int], Rollout] | None = None
+    unjudged: dict[str, Unjudged] = {}
+    billed: dict[tuple[str, int], SpendLine] = {}
+    reply: Callable[[int], Rollout] = _no_reply
 
 
 class Ports(msgspec.Struct, kw_only=True):

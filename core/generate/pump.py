@@ -15,7 +15,7 @@ from core.generate.board import Board
 from core.generate.landing import Lander
 from core.generate.lanes import Lane, by_preference
 from core.generate.ports import Ports
-from core.generate.queues import Item, Queue, Queues
+from core.generate.queues import Item, Queue, Queues, item_of
 from core.generate.request import Prepared, prepare
 from core.offload import Workers
 from core.providers.base import Provider
@@ -70,7 +70,7 @@ class Pump:
             prices = [lane.spec.price for lane in self._lanes if lane.backend == backend]
             max_tokens = self._config.generate.max_tokens
             worst = min((p.worst_usd(1, max_tokens) for p in prices), default=0.0)
-            if not self._budget.could_ever_fit(worst) and not self._ports.recovered.finished:
+            if not self._budget.could_ever_fit(worst) and not self._ports.recovered.attempts:
                 raise ConfigError(
                     f"run.budget_usd {budget:g} is below one worst-case request "
                     f"on {backend} (${worst:.4f}); {remedy}"
@@ -235,7 +235,6 @@ class Pump:
 
     async def render_ahead(self, providers: dict[str, Provider]) -> None:
         """Keep every dataset's next prompts rendered, in a thread, fairest first."""
-        recovered = self._ports.recovered
         while True:
             queue = self._queues.hungry(READY_LOW) if self._lander.gate.is_open else None
             if queue is None:
@@ -248,15 +247,8 @@ class Pump:
             try:
                 done = await self._prepared(batch, providers[queue.backend])
                 for prompt, prepared in zip(batch, done, strict=True):
-                    item = Item(
-                        prompt,
-                        recovered.attempts.get(prompt.prompt_id, 0),
-                        recovered.replies.get(prompt.prompt_id, 0),
-                        recovered.retried_usd.get(prompt.prompt_id, 0.0),
-                    )
+                    item = item_of(prompt, self._ports.recovered)
                     item.prepared = prepared
-                    if await self._take_up(item):
-                        continue
                     if prepared.refusal:
                         queue.taken += 1
                         await self._lander.refuse(item, prepared.refusal, prepared.detail)
@@ -265,17 +257,6 @@ class Pump:
             finally:
                 self.rendering -= 1
             self._lander.wake()
-
-    async def _take_up(self, item: Item) -> bool:
-        """Whether an earlier life left a reply that needs no asking."""
-        recovered = self._ports.recovered
-        at = recovered.unjudged.get(item.prompt.prompt_id)
-        settling = self._lander.settling.get((item.prompt.prompt_id, item.attempt))
-        if at is None or recovered.reply is None or settling is None:
-            return False
-        rollout = await self._renders.run(recovered.reply, at)
-        self._spawn(self._lander.take_up(item, rollout, settling))
-        return True
 
 
 def _prepare_all(

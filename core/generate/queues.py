@@ -6,8 +6,9 @@ together and the audit sees every dataset while the run is young."""
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
+from core.generate.ports import Recovered
 from core.generate.request import Prepared, prefix_key
 from core.providers.chat import declares_tools
 from core.schema import Prompt
@@ -40,6 +41,13 @@ class Item:
         self.replies = replies
         self.cost_usd = cost_usd
         self.avoid = ""
+
+
+def item_of(prompt: Prompt, recovered: Recovered) -> Item:
+    """With what earlier lives have used of its attempts."""
+    name = prompt.prompt_id
+    attempts, replies = recovered.attempts.get(name, 0), recovered.replies.get(name, 0)
+    return Item(prompt, attempts, replies, recovered.retried_usd.get(name, 0.0))
 
 
 class Queue:
@@ -112,6 +120,13 @@ class Queues:
     def with_tools(self) -> set[str]:
         """Backends some of whose prompts declare tools. Looks at them all: call it in a thread."""
         return {q.backend for q in self.queues if any(map(declares_tools, q.waiting))}
+
+    def set_aside(self, names: Container[str]) -> None:
+        """Prompts whose outcome comes without asking: taken, not ended."""
+        for queue in self.queues:
+            rest = [p for p in queue.waiting if p.prompt_id not in names]
+            queue.taken += len(queue.waiting) - len(rest)
+            queue.waiting = deque(rest)
 
     def of(self, prompt: Prompt) -> Queue:
         return self._by_key[prompt.backend, prompt.dataset]

@@ -4,10 +4,12 @@ count.
 Knows completions.jsonl and spend.jsonl, nothing about networks. Costs one pass over each file.
 """
 
+from collections.abc import Set
+
 import msgspec
 
 from core.budget import PICO
-from core.generate.ports import Recovered
+from core.generate.ports import Recovered, Unjudged
 from core.generate.tally import Tally
 from core.schema import CLOSING, UNJUDGED, Rollout, RolloutHead, SpendLine
 from core.store import RunDir, read_at, read_jsonl, read_placed
@@ -44,7 +46,7 @@ def recover(run: RunDir) -> Recovered:
     for at, head in read_placed(run.completions, RolloutHead):
         found.unjudged.pop(head.prompt_id, None)
         if head.error_class == UNJUDGED:
-            found.unjudged[head.prompt_id] = at
+            found.unjudged[head.prompt_id] = Unjudged(head.attempt, at)
         found.attempts[head.prompt_id] = max(found.attempts.get(head.prompt_id, 0), head.attempt)
         if (head.prompt_id, head.attempt) in open_:
             found.replied[head.prompt_id, head.attempt] = head
@@ -55,8 +57,24 @@ def recover(run: RunDir) -> Recovered:
             found.finished.add(head.prompt_id)
             found.outcomes[head.outcome] = found.outcomes.get(head.outcome, 0) + 1
     found.open = list(open_.values())
+    _bill_unjudged(run, found, open_.keys())
     found.uncertain_usd = sum(t.unproven for t in found.tallies.values()) / PICO
     return found
+
+
+def _bill_unjudged(run: RunDir, found: Recovered, open_: Set[tuple[str, int]]) -> None:
+    """A reply whose dispatch a life closed that could not judge it, because its dataset was gone
+    for a while; it does not count as an attempt before it is judged."""
+    names = {(name, kept.attempt): name for name, kept in found.unjudged.items()}
+    closed = names.keys() - open_
+    for line in read_jsonl(run.spend, SpendLine) if closed else ():
+        key = (line.prompt_id, line.attempt)
+        if line.kind in CLOSING and key in closed and key not in found.billed:
+            found.billed[key] = line
+            if line.kind != "free":
+                found.replies[line.prompt_id] -= 1
+    for key in closed - found.billed.keys():  # its dispatch line is lost: nobody knows its price
+        del found.unjudged[names[key]]
 
 
 def _close(found: Recovered, line: SpendLine) -> None:

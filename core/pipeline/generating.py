@@ -87,9 +87,10 @@ class GenerateStage:
                 recovered=await asyncio.to_thread(recover, self._run),
                 on_sample=self._sampled,
             )
+            if not give_up or ports.recovered.unjudged:
+                await judges.start()
             if give_up:
                 return await abandon(config, self._prompts, ports)
-            await judges.start()
             self._generator = self._watch.scopes = Generator(config, self._prompts, ports)
             return await self._generator.run()
         finally:
@@ -138,7 +139,9 @@ class GenerateStage:
 
     def _sampled(self, sample: Sample, rollout: Rollout, prompt: Prompt) -> None:
         observe(self._offsets, sample)
-        self._watch.sampled(self._seen.pop(sample.sample_id))
+        seen = self._seen.pop(sample.sample_id)
+        if self._generator is not None:  # whoever gives up has nothing left to stop
+            self._watch.sampled(seen)
 
     def _full(self) -> None:
         """From a writer thread: the reserve had to be touched."""
