@@ -184,7 +184,8 @@ class Generate(Section, frozen=True, kw_only=True):
     max_tokens: Positive = 16_384
     connect_timeout_s: Seconds = 15.0
     first_event_timeout_s: Seconds = 300.0
-    """From the request's departure to its first data; a wait for a slot never counts."""
+    """From the request's departure to its first data; a wait for a slot never counts, nor one in
+    the queue of a local server that is at work."""
     idle_timeout_s: Seconds = 300.0
     """Between data events of a stream; keep-alive comments do not reset it."""
     total_timeout_s: Seconds = 1_800.0
