@@ -179,7 +179,8 @@ def status_line(state: ConsoleState, wall: float, with_reason: bool = True) -> s
             parts.append(f"in flight {f.count(s.in_flight)}, {f.count(s.done_per_min)}/min")
             if s.forecast_usd is not None:
                 parts.append(f"forecast {f.usd_within(s.forecast_usd, s.forecast_error_usd)}")
-    parts.append(f"{f.usd(state.spent_usd)} of {f.usd(state.budget_usd)}")
+    most = "" if state.most_usd is None else f" (at most {f.usd(state.most_usd)})"
+    parts.append(f"{f.usd(state.spent_usd)} of {f.usd(state.budget_usd)}{most}")
     if (eta := state.eta_s()) is not None:
         parts.append(f"ETA {f.duration_within(eta, state.eta_error_s())}")
     parts.append(f"elapsed {f.duration(state.elapsed_s(wall))}")

@@ -171,6 +171,13 @@ class ConsoleState:
     def spent_usd(self) -> float:
         return self.view.stats.spent_usd if self.view.stats else 0.0
 
+    @property
+    def most_usd(self) -> float | None:
+        """What the bill may come to if all in flight cost their worst case, while that may pass the
+        budget."""
+        stats = self.view.stats
+        return stats.exposure_usd if stats and stats.in_flight and not self.finished else None
+
     def elapsed_s(self, wall: float) -> float | None:
         """Since the run (this life of it) began; stands still once it has ended."""
         if self.view.started is None:

@@ -147,8 +147,9 @@ class Stats(Event, frozen=True, kw_only=True, tag="stats"):
     uncertain_usd: float = 0.0
     budget_usd: float = 0.0
     usd_per_min: float = 0.0
-    exposure_usd: float = 0.0
-    """The most that can be spent if everything in flight costs its worst case."""
+    exposure_usd: float | None = None
+    """The most that can be spent if everything in flight costs its worst case, where that may pass
+    the budget (generate.reserve = "p99"); else None."""
     forecast_usd: float | None = None
     forecast_error_usd: float | None = None
     """One standard error; the same for the time."""

@@ -58,6 +58,9 @@ def top_bar(state: ConsoleState, width: int, now: float, wall: float) -> Line:
         left.append((5, line(("ETA ", "bar-dim"), (f.duration(eta), "bar"))))
     money = f.usd(state.spent_usd)
     right: list[Item] = [(2, line((money, "bar-bold"), (f"/{f.usd(state.budget_usd)}", "bar-dim")))]
+    if (most := state.most_usd) is not None:
+        style = "bar-warn" if most > state.budget_usd else "bar-dim"
+        right.append((6, line((f"at most {f.usd(most)}", style))))
     if state.link == "live" and state.link_note:
         right.append((4, line((clean(state.link_note), "bar-warn"))))
     right.append((2, _age(state, now)))

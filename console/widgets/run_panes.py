@@ -164,6 +164,7 @@ def spend(state: ConsoleState, width: int, height: int) -> list[Line]:
         pair("of budget", f"{f.usd(budget)}  {f.percent(share)}", width),
         bar(share, min(width, PAIR_MAX), style),
         pair("reserved", f.usd(s.reserved_usd), width),
+        *_most(state, width),
         pair("burn", f"{f.usd(s.usd_per_min)}/min" if live(state) else f.NONE, width),
         pair("forecast", _forecast(s, width), width, _forecast_style(s, budget)),
         pair("uncertain", f.usd(s.uncertain_usd), width, "warn" if s.uncertain_usd else "text"),
@@ -183,6 +184,13 @@ def spend(state: ConsoleState, width: int, height: int) -> list[Line]:
         trend = spark(state.series.usd_per_min, near - 11)[0]
         rows.append(fit(between(line(("$/min", "dim")), line((trend, "spark")), near), width))
     return rows[:height]
+
+
+def _most(state: ConsoleState, width: int) -> list[Line]:
+    """Only where the bill may pass the budget."""
+    if (most := state.most_usd) is None:
+        return []
+    return [pair("at most", f.usd(most), width, "warn" if most > state.budget_usd else "text")]
 
 
 def _forecast(s: Stats, width: int) -> str:

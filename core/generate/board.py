@@ -108,7 +108,6 @@ class Board:
             reserved_usd=budget.reserved_usd,
             uncertain_usd=budget.uncertain_usd,
             budget_usd=budget.budget_usd,
-            exposure_usd=budget.exposure_usd,
             usd_per_min=(budget.cost_usd - then[4]) * per_s * 60,
             forecast_usd=cost[0] if cost else None,
             forecast_error_usd=cost[1] if cost else None,

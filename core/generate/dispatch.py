@@ -383,6 +383,7 @@ class Generator:
             limit=min(self._pump.window, limits),
             queued=self._queues.queued,
             oldest_in_flight_s=now - oldest,
+            exposure_usd=self._budget.exposure_usd if self._pump.overshoots else None,
         )
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:

@@ -61,6 +61,11 @@ class Pump:
         """Why some prompts were postponed that no open lane holds."""
         self._feed = asyncio.Event()
 
+    @property
+    def overshoots(self) -> bool:
+        """Whether what is reserved may be less than the worst case."""
+        return self._config.generate.reserve == "p99"
+
     async def check_budget(self, providers: dict[str, Provider]) -> None:
         """One worst case must fit, or nothing can be asked at all; under `reserve = "all"`, those
         of all prompts together. Raises ConfigError."""
@@ -201,7 +206,7 @@ class Pump:
 
     def _reservation(self, item: Item, lane: Lane) -> float:
         """Worst case, or the likely one in the faster mode."""
-        if self._config.generate.reserve == "p99":
+        if self.overshoots:
             p99 = self._board.p99_tokens(item.prompt.dataset)
             if p99 is not None:
                 tokens = min(p99, self._config.generate.max_tokens)

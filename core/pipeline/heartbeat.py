@@ -36,6 +36,7 @@ def status_of(
         budget_usd=stats.budget_usd
         if stats
         else (view.started.budget_usd if view.started else 0.0),
+        exposure_usd=stats.exposure_usd if stats else None,
         eta_s=stats.eta_s if stats else None,
         tokens_per_s=stats.tokens_per_s if stats else 0.0,
         acceptance_length=view.evaluated.acceptance_length if view.evaluated else None,

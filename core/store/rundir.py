@@ -155,6 +155,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     reserved_usd: float = 0.0
     uncertain_usd: float = 0.0
     budget_usd: float = 0.0
+    exposure_usd: float | None = None
     eta_s: float | None = None
     tokens_per_s: float = 0.0
     acceptance_length: float | None = None

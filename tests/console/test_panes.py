@@ -2,8 +2,10 @@
 must.
 """
 
+import msgspec
 import pytest
 
+from console.plain import status_line
 from console.state import ConsoleState
 from console.widgets import bars, run_panes, work_panes
 from console.widgets.line import cells, plain
@@ -178,6 +180,41 @@ def test_rates_of_a_finished_stage_are_not_shown() -> None:
 
     assert "/min" in burn("generate")
     assert burn("done").split() == ["burn", "–"]
+
+
+def overshooting(exposure_usd: float | None, **fields: int) -> ConsoleState:
+    """A run whose reservations are likely costs, not worst cases."""
+    state = ConsoleState("r")
+    state.apply(ev.RunStarted(seq=1, run_id="r", budget_usd=100.0), 1.0)
+    state.apply(ev.StateChanged(seq=2, state="running"), 1.0)
+    stats = ev.Stats(seq=3, spent_usd=98.0, reserved_usd=1.0, budget_usd=100.0, in_flight=40)
+    changes = {"exposure_usd": exposure_usd, **fields}
+    state.apply(msgspec.structs.replace(stats, **changes), 1.0)
+    return state
+
+
+@pytest.mark.parametrize(("most", "style"), [(99.5, "text"), (101.25, "warn")])
+def test_how_far_the_budget_may_be_passed_is_shown_beside_it(most: float, style: str) -> None:
+    state = overshooting(most)
+    said = f"at most ${most:.2f}"
+    for width in (24, 38):
+        rows = run_panes.spend(state, width, 9)
+        (row,) = [r for r in rows if "at most" in plain(r)]
+        assert plain(row).split() == ["at", "most", f"${most:.2f}"]
+        assert {s.style for s in row if "$" in s.text} == {style}
+        assert rows.index(row) == 1 + next(n for n, r in enumerate(rows) if "reserved" in plain(r))
+    assert f"$98.00/$100.00  {said}" in plain(bars.top_bar(state, 120, 1.2, BASE_TS))
+    assert f"$98.00 of $100.00 ({said})" in status_line(state, BASE_TS)
+    narrow = plain(bars.top_bar(state, 60, 1.2, BASE_TS))
+    assert "$98.00/$100.00" in narrow and "at most" not in narrow
+
+
+@pytest.mark.parametrize(
+    "state", [overshooting(None), overshooting(98.0, in_flight=0)], ids=["worst cases", "all in"]
+)
+def test_where_nothing_can_be_passed_nothing_is_shown(state: ConsoleState) -> None:
+    said = [*map(plain, run_panes.spend(state, 38, 9)), status_line(state, BASE_TS)]
+    assert not [words for words in (*said, top(state)) if "at most" in words]
 
 
 def test_gpus_lead_with_power_and_show_throttling() -> None:

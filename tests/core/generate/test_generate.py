@@ -423,6 +423,9 @@ async def test_the_faster_mode_reserves_what_answers_have_taken() -> None:
         run = Run(router, prompts_of(160), max_tokens=4_000, reserve="p99", max_in_flight=4)
         result = await run.go()
     assert result.outcomes == {"ok": 160}
+    assert {s.exposure_usd for s in run.of(ev.Stats)} & {None} == set()
+    last = run.of(ev.Stats)[-1]
+    assert last.exposure_usd == pytest.approx(last.spent_usd) == pytest.approx(0.16)
     reserves = [x.reserve_usd for x in run.spend.lines if x.kind == "dispatch"]
     # The line on disk holds the worst case: what a kill would have to book.
     assert min(reserves) > 4_000 * 20e-6
