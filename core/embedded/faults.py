@@ -139,9 +139,6 @@ NOT_LOCAL = {
         ("reasoning_content", "reasoning_details_only", "reasoning_disagrees"),
         "SGLang's one field for reasoning is reasoning_content",
     ),
-    **dict.fromkeys(
-        ("error_mid_stream", "no_done", "silent_stream"), "only the API shape breaks its streams so"
-    ),
 }
 """Why a fault has no place in SGLang's shape."""
 MESSAGES_ONLY = frozenset(

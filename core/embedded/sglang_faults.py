@@ -9,15 +9,15 @@ from typing import Any
 from aiohttp import web
 
 from core.embedded.desk import Generation
-from core.embedded.faults import ANSWERS, GENERATION, KINDS, MESSAGES_ONLY, Hits
-from core.embedded.openrouter_api import break_connection
-from core.embedded.openrouter_wire import BLANKS
+from core.embedded.faults import MESSAGES_ONLY, Hits
+from core.embedded.openrouter_api import COMMENT_EVERY_S, break_connection
+from core.embedded.openrouter_wire import BLANKS, DONE, dumps
 
 COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens", "reasoning_tokens")
-CHAT_STREAM = frozenset((*ANSWERS, *GENERATION, "cut_stream"))
-"""What a chat's stream here shows. The last event of /generate is its whole reply and shows what
-that shows, but for the faults of its bytes."""
-BYTES = ("truncated_body", "blank_lines")
+STREAMS_ONLY = ("error_mid_stream", "no_done", "silent_stream")
+BREAKING = ("error_mid_stream", "silent_stream", "cut_stream", "truncated_body")
+"""After these a stream shows some pieces and no end."""
+COMMENT = b": keep-alive\n\n"
 
 
 def idle(generate: bool, given_ids: bool, stream: bool) -> frozenset[str]:
@@ -26,15 +26,18 @@ def idle(generate: bool, given_ids: bool, stream: bool) -> frozenset[str]:
     names = set(MESSAGES_ONLY) if generate else set()
     if given_ids:
         names.add("old_template")
-    if stream:
-        names |= set(BYTES) if generate else KINDS.keys() - CHAT_STREAM
+    if not stream:
+        names.update(STREAMS_ONLY)
     return frozenset(names)
+
+
+def _error(code: float) -> dict[str, Any]:
+    return {"message": "scheduler failed", "type": "InternalServerError", "code": int(code)}
 
 
 def error_body(name: str, hits: Hits, generate: bool) -> dict[str, Any]:
     """A 200 that is an error: beside an empty choice (alone in /generate), or inside the choice."""
-    code = int(hits.number("error_in_200", 429)) if name == "error_in_200" else 502
-    inner = {"message": "scheduler failed", "type": "InternalServerError", "code": code}
+    inner = _error(hits.number("error_in_200", 429) if name == "error_in_200" else 502)
     if generate:
         return {"error": inner}
     choice = {
@@ -48,28 +51,30 @@ def error_body(name: str, hits: Hits, generate: bool) -> dict[str, Any]:
 
 
 def distort_body(data: dict[str, Any], hits: Hits) -> dict[str, Any]:
-    """A whole reply, or the event of a stream that holds counts, under the faults in `hits`."""
+    """A whole reply, or an event of a stream's end, under the faults in `hits`."""
     if not hits:
         return data
     data = dict(data)
     if "empty_choices" in hits:
         data["choices"] = []
-        data["usage"] = data["usage"] | {"completion_tokens": 0}
+        if "usage" in data:
+            data["usage"] = data["usage"] | {"completion_tokens": 0}
     if "no_finish" in hits:
         if "choices" in data:
             data["choices"] = [c | {"finish_reason": None} for c in data["choices"]]
         else:
             data["meta_info"] = data["meta_info"] | {"finish_reason": None}
     place = "meta_info" if "meta_info" in data else "usage"
-    counts = _distort_counts(data[place], hits)
-    if counts:
+    if counts := _distort_counts(data.get(place, {}), hits):
         data[place] = counts
     else:
-        del data[place]
+        data.pop(place, None)
     return data
 
 
 def _distort_counts(counts: dict[str, Any], hits: Hits) -> dict[str, Any]:
+    if not counts:
+        return counts
     if "no_usage" in hits:
         return {k: v for k, v in counts.items() if k not in (*COUNTS, "prompt_tokens_details")}
     if "zero_usage" in hits:
@@ -80,6 +85,19 @@ def _distort_counts(counts: dict[str, Any], hits: Hits) -> dict[str, Any]:
     completion = max(0, counts["completion_tokens"] + more)
     counts = counts | {"prompt_tokens": prompt, "completion_tokens": completion}
     return counts | {"total_tokens": prompt + completion} if "total_tokens" in counts else counts
+
+
+async def end_badly(request: web.Request, response: web.StreamResponse, hits: Hits) -> None:
+    """What follows the first pieces of a stream under a fault of BREAKING."""
+    if "error_mid_stream" in hits:
+        event = {"error": _error(hits.number("error_mid_stream", 502))}
+        await response.write_eof(b"data: " + dumps(event) + b"\n\n" + DONE)
+    elif "silent_stream" in hits:
+        while True:
+            await response.write(COMMENT)
+            await sleep(hits.number("silent_stream", COMMENT_EVERY_S))
+    elif "cut_stream" in hits or hits.value("truncated_body", "") == "hard":
+        break_connection(request)
 
 
 async def linger(gen: Generation, begun: float) -> None:

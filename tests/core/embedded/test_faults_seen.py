@@ -13,6 +13,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from core.embedded.faults import ANSWERS, KINDS, MESSAGES_ONLY, NOT_LOCAL, WIRE, parse_plan
+from core.embedded.sglang_faults import BREAKING, STREAMS_ONLY
 from core.errors import UsageError
 from tests.core.embedded.serving import (
     AUTH,
@@ -36,7 +37,7 @@ ELSEWHERE = {
 }
 ASKED = [name for name in KINDS if name not in ELSEWHERE]
 BROKEN = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError)
-ENDLESS = re.compile(rb": OPENROUTER PROCESSING|\n         ")
+ENDLESS = re.compile(rb": OPENROUTER PROCESSING|: keep-alive|\n         ")
 Json = dict[str, Any]
 
 
@@ -173,10 +174,11 @@ def holds(check: Check, clean: Json, hit: Json) -> bool:
 
 
 IN_CHAT: dict[str, Check] = {
-    "old_template": lambda a, b: (
-        len(b["choices"][0]["prompt_token_ids"]) > len(a["choices"][0]["prompt_token_ids"]) + 5
+    "old_template": lambda a, b: usage(a, b)[0] > 5,
+    "tools_ignored": lambda a, b: (
+        usage(a, b)[0] == len(prompt_ids()) - len(prompt_ids(TOOLS))
+        and message(b)["content"] == ANSWER
     ),
-    "tools_ignored": lambda a, b: b["choices"][0]["prompt_token_ids"] == prompt_ids(),
     "reasoning_ignored": lambda a, b: message(b)["reasoning_content"] == THINK,
     "trim_reasoning": lambda a, b: message(b)["reasoning_content"] == THINK.strip(),
     "trim_content": lambda a, b: message(b)["content"] == TALK.strip(),
@@ -186,7 +188,9 @@ IN_CHAT: dict[str, Check] = {
         (message(b)["reasoning_content"], message(b)["content"]) == (THINK + TALK, "")
     ),
     "withheld_reasoning": lambda a, b: message(b)["reasoning_content"] is None,
-    "early_tools": lambda a, b: shortened(b["choices"][0]["response_token_ids"]),
+    "early_tools": lambda a, b: (
+        (message(b)["reasoning_content"], usage(a, b)) == (THINK + TALK, (0, -1))
+    ),
     "rewritten_ids": lambda a, b: all(i.startswith("call_") for i in call_ids(b)),
     "renumbered_ids": lambda a, b: call_ids(b) == [IDS[1], "functions.get_weather:2"],
     "dotless_ids": lambda a, b: call_ids(b) == ["functionsget_weather0", "functionsget_weather1"],
@@ -230,6 +234,15 @@ STATUS = {
     **{"bad_request": 400, "request_timeout": 408, "server_error": 500, "bad_gateway": 502},
     **{"unavailable": 503, "edge_timeout": 524, "overloaded": 529, "html_error": 502},
 }
+FEW = 3
+"""Events of a stream before it breaks."""
+IN_STREAMS: dict[str, Callable[[Reply], bool]] = {
+    "error_mid_stream": lambda b: sse(b.raw.decode())[-1]["error"]["code"] == 502,
+    "silent_stream": lambda b: len(ENDLESS.findall(b.raw)) > 4,
+    "cut_stream": lambda b: b.broken,
+    "truncated_body": lambda b: b"[DONE]" not in b.raw and not b.broken,
+    "no_done": lambda b: b"[DONE]" not in b.raw and not b.broken,
+}
 IN_BYTES: dict[str, Callable[[Reply, Reply], bool]] = {
     "html_body": lambda a, b: b.status == 200 and b.raw.startswith(b"<!DOCTYPE"),
     "reset": lambda a, b: b.broken and not b.raw,
@@ -257,7 +270,7 @@ async def test_a_hit_does_what_it_says_in_sglang_s_shape(tmp_path: Path, endpoin
             clean, _ = await under(client, "", path, body)
             assert clean.status == 200 and clean.body is not None
             hit, hits = await under(client, f"{QUICK.get(name, name)}@sglang", path, body)
-            if endpoint == "generate" and name in MESSAGES_ONLY:
+            if name in STREAMS_ONLY or (endpoint == "generate" and name in MESSAGES_ONLY):
                 right = hits == {} and hit.raw == clean.raw
             else:
                 right = hits == {name: 1} and as_stated(name, endpoint, clean, hit)
@@ -266,25 +279,51 @@ async def test_a_hit_does_what_it_says_in_sglang_s_shape(tmp_path: Path, endpoin
     assert wrong == []
 
 
-async def test_a_hit_does_what_it_says_in_a_stream_of_generate(tmp_path: Path) -> None:
-    """Its last event is the whole reply."""
+@pytest.mark.parametrize("endpoint", PATHS)
+async def test_a_hit_does_so_in_sglang_s_streams(tmp_path: Path, endpoint: str) -> None:
+    """What it does to a whole reply it does to what the events come to; the rest breaks them."""
     wrong = []
-    async with serving(tmp_path, TWO_CALLS, extra=["--tokens-per-s", "2000"]) as client:
-        body, path = local_body("", "generate", stream=True), "/generate"
-        clean, _ = await under(client, "", path, body)
-        assert clean.said[1:] and clean.raw.endswith(b"data: [DONE]\n\n")
-        clean.body = sse(clean.raw.decode())[-1]
-        for name in ("truncated_body", "blank_lines", *IN_GENERATE):
-            hit, hits = await under(client, f"{name}@sglang", path, body)
-            if name not in IN_GENERATE:
-                right = hits == {}
+    async with serving(tmp_path, TWO_CALLS, extra=["--tokens-per-s", "8000"]) as client:
+        for name in (n for n in ASKED if n not in NOT_LOCAL):
+            path, body = PATHS[endpoint], local_body(name, endpoint, stream=True)
+            clean, _ = await under(client, "", path, body)
+            assert b"[DONE]" in clean.raw
+            hit, hits = await under(client, f"{QUICK.get(name, name)}@sglang", path, body)
+            events = sse(hit.raw.decode(errors="replace")) if hit.raw[:1] != b"<" else []
+            clean.body = come_to(sse(clean.raw.decode()))
+            if endpoint == "generate" and name in MESSAGES_ONLY:
+                right = hits == {} and hit.said == clean.said
+            elif name in IN_STREAMS:
+                right = hits == {name: 1} and IN_STREAMS[name](hit)
+                assert len(events) <= FEW + 1 or name == "no_done"
             else:
-                if hit.body is None:
-                    hit.body = sse(hit.raw.decode())[-1]
-                right = hits == {name: 1} and as_stated(name, "generate", clean, hit)
+                hit.body = come_to(events)
+                right = hits == {name: 1} and as_stated(name, endpoint, clean, hit)
             if not right:
                 wrong.append(name)
     assert wrong == []
+
+
+def come_to(events: list[Json]) -> Json:
+    """The whole reply that a stream's events amount to."""
+    if not events or "choices" not in {k for e in events for k in e} or "error" in events[-1]:
+        return events[-1] if events else {}
+    whole: Json = {"role": "assistant", "content": "", "reasoning_content": ""}
+    finish: str | None = None
+    choices: list[Json] = []
+    counts: Json = {}
+    for event in events:
+        counts |= {"usage": event["usage"]} if "usage" in event else {}
+        for choice in event["choices"]:
+            if "delta" not in choice:
+                return {"choices": event["choices"]}
+            for key, value in choice["delta"].items():
+                if key != "role":
+                    whole[key] = whole.get(key, type(value)()) + value
+            finish = choice["finish_reason"] or finish
+            choices = [{"message": whole}]
+    whole["reasoning_content"] = whole["reasoning_content"] or None
+    return {"choices": [c | {"finish_reason": finish} for c in choices], **counts}
 
 
 def as_stated(name: str, endpoint: str, clean: Reply, hit: Reply) -> bool:
@@ -299,17 +338,21 @@ def as_stated(name: str, endpoint: str, clean: Reply, hit: Reply) -> bool:
 
 
 def test_no_fault_is_left_out() -> None:
-    shown = {*STATUS, *IN_BYTES, *IN_CHAT, *NOT_LOCAL, *ELSEWHERE}
+    shown = {*STATUS, *IN_BYTES, *IN_STREAMS, *IN_CHAT, *NOT_LOCAL, *ELSEWHERE}
     assert shown == KINDS.keys()
     assert IN_CHAT.keys() - IN_GENERATE.keys() == MESSAGES_ONLY
+    assert IN_STREAMS.keys() == {*STREAMS_ONLY, *BREAKING}
     assert NOT_LOCAL.keys() < KINDS.keys() and not NOT_LOCAL.keys() & ANSWERS.keys()
     assert WIRE.keys() > {"lookup_lost"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("endpoint", PATHS)
-async def test_a_body_that_is_cut_hard_ends_its_connection(tmp_path: Path, endpoint: str) -> None:
+async def test_a_body_that_is_cut_hard_ends_its_connection(
+    tmp_path: Path, endpoint: str, stream: bool
+) -> None:
     async with serving(tmp_path) as client:
-        spec, body = "truncated_body=hard@sglang", local_body("", endpoint)
+        spec, body = "truncated_body=hard@sglang", local_body("", endpoint, stream)
         hit, hits = await under(client, spec, PATHS[endpoint], body)
     assert hit.broken and hits == {"truncated_body": 1}
 
