@@ -1,9 +1,9 @@
 """The same run of eyas against SGLang and against vLLM: `python -m tests.servers.engines`.
 
 A small real model (SmolLM2-135M-Instruct, no tools, no thinking) on this machine's CPU, float32,
-greedy. Every sample must be `exact`: the server's own ids, which decode to its text, over the
-prompt that eyas rendered. Prints a table; returns 1 when one is not (a reply cut by the limit is
-let pass).
+greedy, in streams and in whole replies. Every sample must be `exact`: the server's own ids, which
+decode to its text, over the prompt that eyas rendered. Prints a table; returns 1 when one is not (a
+reply cut by the limit is let pass), or when a way's replies came otherwise than it says.
 """
 
 import os
@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,13 +20,15 @@ from rich.console import Console
 from rich.table import Table
 
 from core.audit.record import load_audit
-from core.schema import Sample
-from core.store import RunDir, read_samples
+from core.schema import Rollout, Sample, reply_text
+from core.store import RunDir, read_jsonl, read_samples
 from tests.servers.eyas_run import eyas_run
 from tests.servers.serving import BESIDE, free_port, python_of, served, sglang, vllm
 
 SMOLLM2 = Path(os.environ.get("EYAS_SMOLLM2") or BESIDE / "envs" / "smollm2")
 """The model directory: config, safetensors, tokenizer (../shared/tools/servers.md makes it)."""
+ENGINES = {"sglang": "sglang", "incremental": "sglang", "vllm": "vllm"}
+"""What is started (SGLang twice: its streams repeat themselves, or do not), and where it lives."""
 QUESTIONS = 20
 MAX_TOKENS = 160
 ASKED = [
@@ -45,6 +48,8 @@ class Way(NamedTuple):
     engine: str
     backend: str
     generate: dict[str, Any]
+    kind: str
+    """How its replies come: `sse` or `json`."""
 
 
 class Result(NamedTuple):
@@ -55,13 +60,20 @@ class Result(NamedTuple):
 
 
 def ways(engine: str, url: str) -> list[Way]:
-    if engine == "vllm":
-        options = {"openai": {"base_url": f"{url}/v1", "model": "smol"}}
-        return [Way("vLLM chat", engine, "vllm", options)]
+    if engine == "incremental":
+        sections = {"sglang": {"urls": [url]}}
+        return [Way("SGLang generate incremental", engine, "sglang", sections, "sse")]
     made = []
-    for endpoint in ("generate", "chat"):
-        options = {"sglang": {"urls": [url], "endpoint": endpoint}}
-        made.append(Way(f"SGLang {endpoint}", engine, "sglang", options))
+    for stream, kind, how in ((True, "sse", "streamed"), (False, "json", "whole")):
+        if engine == "vllm":
+            options = {"base_url": f"{url}/v1", "model": "smol", "stream": stream}
+            made.append(Way(f"vLLM chat {how}", engine, "vllm", {"openai": options}, kind))
+        else:
+            options = {"urls": [url], "endpoint": "generate", "stream": stream}
+            made.append(Way(f"SGLang generate {how}", engine, "sglang", {"sglang": options}, kind))
+    if engine == "sglang":
+        options = {"urls": [url], "endpoint": "chat"}
+        made.append(Way("SGLang chat", engine, "sglang", {"sglang": options}, "json"))
     return made
 
 
@@ -100,30 +112,42 @@ def sound(sample: Sample) -> bool:
 
 def serve_and_run(engine: str, folder: Path) -> list[Result]:
     port, log = free_port(), folder / f"{engine}.log"
-    if engine == "sglang":
-        limits = ("--context-length", "2048", "--max-total-tokens", "16384")
-        command = sglang(SMOLLM2, port, *limits)
-    else:
+    if engine == "vllm":
         command = vllm(SMOLLM2, port, "smol")
+    else:
+        flags = ["--context-length", "2048", "--max-total-tokens", "16384"]
+        flags += ["--incremental-streaming-output"] if engine == "incremental" else []
+        command = sglang(SMOLLM2, port, *flags)
     with served(command, port, log) as url:
         return run_all(engine, url, folder)
 
 
 def show(results: list[Result], out: Console) -> None:
-    table = Table("backend", "samples", "verdicts", "completion tokens", "rebuilt from text", "s")
+    columns = ("backend", "samples", "verdicts", "completion tokens", "rebuilt from text")
+    table = Table(*columns, "TTFT p50", "kB kept a reply", "s")
     for r in results:
         verdicts = Counter(s.error_class or s.verdict for s in r.samples)
         found = load_audit(r.run).exactness
+        lines = replies(r)
+        firsts = [t.ttft_s for t in (line.timings for line in lines) if t and t.ttft_s is not None]
+        kept = sum(len(reply_text(line) or "") for line in lines) / max(1, len(lines))
         table.add_row(
             r.way.name,
             str(len(r.samples)),
             ", ".join(f"{n} {v}" for v, n in verdicts.most_common()),
             f"{sum(len(s.completion_ids) for s in r.samples):,}",
             f"{found.exact} of {found.samples} ({found.low:.0%} - {found.high:.0%})",
+            f"{median(firsts):.2f} s" if firsts else "",
+            f"{kept / 1e3:.1f}",
             f"{r.seconds:.0f}",
         )
     out.print(table)
     out.print(f"identical completions in all backends: {agreeing(results)} of {QUESTIONS}")
+
+
+def replies(result: Result) -> list[Rollout]:
+    lines = read_jsonl(result.run.completions, Rollout)
+    return [line for line in lines if line.outcome != "aborted"]
 
 
 def agreeing(results: list[Result]) -> int:
@@ -138,14 +162,15 @@ def agreeing(results: list[Result]) -> int:
 def main() -> int:
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="eyas-engines-") as name:
-        for engine in ("sglang", "vllm"):
-            if python_of(engine).exists():
+        for engine, environment in ENGINES.items():
+            if (python := python_of(environment)).exists():
                 results += serve_and_run(engine, Path(name))
             else:
-                print(f"no {engine} environment at {python_of(engine)}: left out", file=sys.stderr)
+                print(f"no {environment} environment at {python}: left out", file=sys.stderr)
         if results:
             show(results, Console(width=140))
     good = all(len(r.samples) == QUESTIONS and all(map(sound, r.samples)) for r in results)
+    good = good and all(line.reply_kind == r.way.kind for r in results for line in replies(r))
     return 0 if results and good else 1
 
 

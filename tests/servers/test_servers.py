@@ -9,8 +9,8 @@ from core.audit.record import load_audit
 from core.embedded import TARGET_DIR
 from core.store import read_samples
 from tests.kimi_files import kimi_renderer, needs_kimi
+from tests.servers.engines import ENGINES, SMOLLM2, replies, serve_and_run, sound
 from tests.servers.engines import QUESTIONS as ENGINE_QUESTIONS
-from tests.servers.engines import SMOLLM2, serve_and_run, sound
 from tests.servers.kimi_model import embedded_target, random_kimi
 from tests.servers.serving import free_port, needs, needs_kimi_code, served, sglang
 from tests.servers.sglang_kimi import ASKED, CAUSES, PARSERS, QUESTIONS, compared, truth_runs
@@ -55,7 +55,7 @@ def test_ground_truth_against_sglang(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "engine",
-    [pytest.param("sglang", marks=needs("sglang")), pytest.param("vllm", marks=needs("vllm"))],
+    [pytest.param(engine, marks=needs(where)) for engine, where in ENGINES.items()],
 )
 @pytest.mark.skipif(
     not (SMOLLM2 / "config.json").exists(),
@@ -64,5 +64,6 @@ def test_ground_truth_against_sglang(tmp_path: Path) -> None:
 def test_every_sample_of_a_real_engine_is_exact(engine: str, tmp_path: Path) -> None:
     for result in serve_and_run(engine, tmp_path):
         assert len(result.samples) == ENGINE_QUESTIONS
+        assert {line.reply_kind for line in replies(result)} == {result.way.kind}
         assert [s.error_class for s in result.samples if not sound(s)] == []
         assert sum(s.verdict == "exact" for s in result.samples) >= ENGINE_QUESTIONS - 5
