@@ -119,13 +119,13 @@ def new_run(config: Config, folder: Path, run_id: str) -> RunDir:
 class Engine:
     """`python -m core engine` as a direct child, so that it can be waited for."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, *options: str) -> None:
         self.run = run
         self.orphans: list[psutil.Process] = []
         run.halt_file.unlink(missing_ok=True)
         with run.output_log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "core", "engine", "--run", str(run.path)],
+                [sys.executable, "-m", "core", "engine", "--run", str(run.path), *options],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
