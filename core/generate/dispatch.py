@@ -22,6 +22,7 @@ from core.generate.books import LOOKUP_DELAYS_S, Books
 from core.generate.landing import Lander
 from core.generate.lanes import Lane
 from core.generate.ports import GenerateResult, Ports
+from core.generate.pulse import tick, watch_load
 from core.generate.pump import Pump
 from core.generate.queues import Queues
 from core.generate.request import sampling_of
@@ -33,9 +34,6 @@ from core.providers import make_provider
 from core.providers.base import Advice, Provider
 from core.providers.http import raise_fd_limit
 from core.schema import Prompt
-
-STATS_S = 0.5
-LOAD_S = 5.0
 
 
 class Generator:
@@ -92,9 +90,11 @@ class Generator:
         try:
             await self._prepare()
             background = [
-                asyncio.create_task(self._tick()),
+                asyncio.create_task(
+                    tick(self._config, self._attempts, self._lander, self._cut, self._publish)
+                ),
                 asyncio.create_task(self._pump.render_ahead(self._providers)),
-                asyncio.create_task(self._watch_load()),
+                asyncio.create_task(watch_load(self._lanes)),
             ]
             for task in background:
                 task.add_done_callback(self._supervised)
@@ -331,44 +331,9 @@ class Generator:
             return False
         return not any(q.left and not q.stopped for q in self._queues.queues)
 
-    async def _tick(self) -> None:
-        """Timeouts, live tokens, loop lag; statistics twice a second."""
-        loop = asyncio.get_running_loop()
-        generate = self._config.generate
-        shortest = min(
-            generate.first_event_timeout_s, generate.idle_timeout_s, generate.total_timeout_s
-        )
-        step_s = max(0.01, min(STATS_S / 2, shortest / 8))
-        next_stats = loop.time()
-        while True:
-            before = loop.time()
-            await asyncio.sleep(step_s)
-            now = loop.time()
-            self._board.lag.add(max(0.0, now - before - step_s), now)
-            for aloft in list(self._attempts.aloft.values()):
-                self._lander.heard(aloft)
-                if overdue := aloft.overdue(now, self._config):
-                    self._cut(aloft, overdue)
-            self._attempts.keep_waiting(now)
-            if now >= next_stats:
-                next_stats = now + STATS_S
-                self._board.snapshot(now, self._lanes, self._budget.cost_usd)
-                self._ports.emit(self.stats())
-
-    async def _watch_load(self) -> None:
-        """A local server's own queue is a reason to send less."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(LOAD_S)
-            for lane in self._lanes:
-                if lane.stopped or not lane.spec.price.free:
-                    continue
-                try:
-                    load = await lane.provider.load(lane.name)
-                except ProviderError:
-                    continue  # the requests themselves will tell
-                if load is not None:
-                    lane.limit.queue_seen(loop.time(), load.waiting)
+    def _publish(self, now: float) -> None:
+        self._board.snapshot(now, self._lanes, self._budget.cost_usd)
+        self._ports.emit(self.stats())
 
     def stats(self) -> ev.Stats:
         """The numbers now. Cheap: counts only."""
