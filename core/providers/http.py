@@ -8,6 +8,7 @@ descriptors is our own fault and said so (case C41). Knows bytes and sockets, no
 import asyncio
 import contextlib
 import errno
+import os
 import resource
 from types import SimpleNamespace
 from typing import Any
@@ -48,9 +49,21 @@ async def _headers_sent(session: Any, context: SimpleNamespace, params: Any) -> 
         flight.left(asyncio.get_running_loop().time())
 
 
+def _in_words(error: BaseException) -> str:
+    """An accident for people: of a host that was not reached, without aiohttp's call frames."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "no address is known for this host"
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    number = error.os_error.errno if isinstance(error, aiohttp.ClientConnectorError) else None
+    if number is not None and number > 0:
+        return os.strerror(number).lower()
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def _transport_failure(error: BaseException, flight: base.Flight) -> base.Failure:
     """An exception of aiohttp or the system -> the class that says how far the request came."""
-    text = f"{type(error).__name__}: {error}"[:200]
+    text = _in_words(error)[:200]
     number = getattr(error, "errno", None) or getattr(
         getattr(error, "os_error", None), "errno", None
     )
@@ -203,9 +216,9 @@ class HttpClient:
                     f"{self.base_url}: not a URL that can be asked; write http://... or https://...",
                     "unreachable",
                 ) from error
-            text = " ".join(self.scrub(f"{type(error).__name__}: {error}").split())[:200]
+            said = self.scrub(_in_words(error))[:200]
             raise ProviderError(
-                f"{self.base_url}{path}: no answer ({text}); is the server up and the URL right?",
+                f"{self.base_url}{path}: no answer ({said}); is the server up and the URL right?",
                 "unreachable",
             ) from error
 

@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from core.errors import ProviderError
-from core.providers import http
+from core.providers import base, http
 
 
 @pytest.fixture
@@ -39,3 +39,24 @@ async def test_an_answer_without_end_is_read_no_further(
     monkeypatch.setattr(http, "MAX_CONTROL_BYTES", 100_000)
     with pytest.raises(ProviderError, match="/large: an answer of more than 100000 bytes"):
         await client.get("/large")
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("http://127.0.0.1:9", "connection refused"),
+        ("http://host.invalid", "no address is known for this host"),
+    ],
+)
+async def test_a_host_that_is_not_reached_is_said_plainly(address: str, words: str) -> None:
+    client = http.HttpClient(address, {}, 5.0)
+    try:
+        with pytest.raises(ProviderError) as caught:
+            await client.get("/x")
+        flight = base.Flight()
+        failure = await client.exchange("/x", {}, flight)
+    finally:
+        await client.close()
+    asked = "is the server up and the URL right?"
+    assert str(caught.value) == f"{address}/x: no answer ({words}); {asked}"
+    assert isinstance(failure, base.ConnectFailed) and str(failure) == words
