@@ -86,7 +86,7 @@ async def abandon(
         if number % TOLD_AT_ONCE == 0:
             await asyncio.sleep(0)
         board.outcomes[rollout.outcome] += 1
-        board.error(rollout.backend, ABANDONED, "")
+        board.error(rollout.backend, ABANDONED, WHY)
         ports.emit(outcome_event(rollout))
     ports.emit(board.stats(asyncio.get_running_loop().time(), [], budget, {}))
     kept = len(take_up.prompts.keys() - pending.keys())

@@ -118,7 +118,8 @@ class Lander:
             final=not again and outcome != "aborted",
         )
         if error_class:
-            self.board.error(lane.name, error_class, error or "")
+            said = error or f"prompt {item.prompt.prompt_id}"  # `eyas probe` opens it
+            self.board.error(lane.name, error_class, said)
         await self._store(landing)
         if again:
             self._again(landing, item, lane)
@@ -356,7 +357,8 @@ class Lander:
 
     def _announce(self, rollout: Rollout, landing: Landing | None) -> None:
         """The one event of an outcome, after its line is safe."""
-        self.board.outcomes[rollout.outcome] += 1
+        if rollout.final or rollout.outcome == "aborted":  # what a larger budget asks is not done
+            self.board.outcomes[rollout.outcome] += 1
         sample = landing.sample if landing else None
         if sample is not None:
             self.board.verdicts[sample.verdict] += 1

@@ -85,6 +85,8 @@ async def test_c32_a_truncated_reply_is_data_and_not_asked_again() -> None:
     run = await one(Router(otherwise=says(case("C32")["response"]["body"])))
     assert [r.error_class for r in run.rollouts] == ["truncated_length"]
     assert run.check_books() == pytest.approx(0.0004)
+    (row,) = run.of(ev.Stats)[-1].errors  # what to open, where nothing was said
+    assert (row.error_class, row.example) == ("truncated_length", "prompt p0")
 
 
 @needs_cases
