@@ -141,6 +141,8 @@ def _explained(message: str) -> str:
     key = path.strip(".`")
     if not key:
         return message
+    if "regex" in said:  # Device is the only type that has one
+        return f"{key}: not a device; use cpu, mps, cuda or one of several, such as cuda:1"
     if not said.startswith("Invalid enum value"):
         return f"{key}: {said[0].lower()}{said[1:]}"
     kind: Any = Config

@@ -85,8 +85,8 @@ def test_the_embedded_target_is_never_asked_of_openrouter_by_default() -> None:
         ({"dataset": [{"name": "a", "path": "x"}, {"name": "a", "path": "y"}]}, "appears twice"),
         ({"dataset": [{"name": "a"}]}, "has no path"),
         ({"target": {"kind": "hf"}}, "needs target.path"),
-        ({"target": {"device": "cdua"}}, "target.device: expected"),
-        ({"train": {"device": "cuda:x"}}, "train.device: expected"),
+        ({"target": {"device": "cdua"}}, "target.device: not a device; use cpu, mps, cuda"),
+        ({"train": {"device": "cuda:x"}}, "train.device: not a device"),
     ],
 )
 def test_mistakes_are_named_in_one_line(data: dict[str, object], words: str) -> None:
