@@ -209,7 +209,9 @@ class Engine:
                 await self._stage(stage)
             summary = await asyncio.to_thread(summarise, self.run, self.config, self.markers.done)
             self.journal.emit(summary)
-            return "done", EXIT_DONE, ""
+            only = self.options.only
+            what = "what was pending is given up" if self.options.abandon else f"stage {only} alone"
+            return "done", EXIT_DONE, what if only else ""
         except Tripped as e:
             self._account(str(e))
             return "tripped", EXIT_TRIPWIRE, str(e)

@@ -17,7 +17,7 @@ from core.config import Config, dump, load
 from core.errors import EXIT_FAILED, EyasError, StoreError, UsageError, boundary
 from core.halting import engine_pid, python_command
 from core.pipeline.setting import read_prompts, resolve
-from core.pipeline.stages import stage_named
+from core.pipeline.stages import BY_NAME, stage_named
 from core.render.source import pinned
 from core.store import RunDir, create_run, find_run, write_atomic
 
@@ -78,8 +78,16 @@ def prepare_resume(
 
 
 def prepare_stage(stage: str, name: str, argv: list[str]) -> Start:
-    """One stage of a run again. Raises UsageError for an unknown stage or run."""
-    return prepare_resume(name, argv)._replace(only=stage_named(stage).name)
+    """One stage of a run again. Raises UsageError for an unknown stage or run, and where a stage
+    that it reads has left nothing."""
+    chosen, run = stage_named(stage), find_run(name)
+    for need in chosen.needs:
+        if not any(any(run.path.glob(pattern)) for pattern in BY_NAME[need].files):
+            raise UsageError(
+                f"{run.run_id}: nothing for {stage} to read, {need} has left nothing yet; "
+                f"eyas resume {run.path} carries out what is missing"
+            )
+    return prepare_resume(name, argv)._replace(only=chosen.name)
 
 
 def prepare_abandon(name: str, argv: list[str], sure: bool) -> Start:

@@ -28,6 +28,8 @@ def summarise(run: RunDir, config: Config, markers: Mapping[str, Marker]) -> ev.
 
 
 def _samples(run: RunDir) -> dict[str, Any]:
+    if not any(run.samples.glob("*.parquet")):  # nothing is rebuilt yet
+        return {}
     verdicts: Counter[str] = Counter()
     classes: Counter[str] = Counter()
     samples = kept = kept_tokens = tokens = 0
@@ -80,17 +82,20 @@ def _drafter(report: EvalReport) -> dict[str, Any]:
 def summary_lines(data: dict[str, Any]) -> list[str]:
     """The same for a person."""
     outcomes = " · ".join(f"{n} {name}" for name, n in data["outcomes"].items()) or "none"
-    lines = [
-        f"made      {data['kept_samples']} of {data['samples']} samples kept, "
-        f"{data['kept_tokens']:,} of {data['completion_tokens']:,} completion tokens; "
-        f"prompts: {outcomes}",
-        _cost_line(data),
-        "exact     "
-        + (" · ".join(f"{n} {name}" for name, n in data["verdicts"].items()) or "none"),
-    ]
-    if data["classes"]:
+    if "samples" not in data:
+        lines = [f"asked     prompts: {outcomes}; no samples yet", _cost_line(data)]
+    else:
+        lines = [
+            f"made      {data['kept_samples']} of {data['samples']} samples kept, "
+            f"{data['kept_tokens']:,} of {data['completion_tokens']:,} completion tokens; "
+            f"prompts: {outcomes}",
+            _cost_line(data),
+            "exact     "
+            + (" · ".join(f"{n} {name}" for name, n in data["verdicts"].items()) or "none"),
+        ]
+    if data.get("classes"):
         worst = [f"{n} {name}" for name, n in list(data["classes"].items())[:5]]
-        lines.append("refused   " + " · ".join(worst))
+        lines.append("rejected  " + " · ".join(worst))
     if drafter := data.get("drafter"):
         lines.append(_drafter_line(drafter))
     if exports := data.get("exports"):
@@ -100,7 +105,7 @@ def summary_lines(data: dict[str, Any]) -> list[str]:
 
 def _cost_line(data: dict[str, Any]) -> str:
     line = f"cost      ${data['spent_usd']:.4f} of ${data['budget_usd']:.2f}"
-    if data["kept_tokens"]:
+    if data.get("kept_tokens"):
         line += f", ${1e6 * data['spent_usd'] / data['kept_tokens']:.3f} per million kept tokens"
     if data["uncertain_usd"]:
         line += f"; ${data['uncertain_usd']:.4f} of it uncertain"

@@ -62,6 +62,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
         (["probe", "alpha", "--json"], 2, "--json belongs to `probe live`, which asks anew"),
         (["probe", "alpha", "--budget-usd", "1"], 2, "--budget-usd belongs to `probe live`"),
         (["probe", "alpha", "--one-by-one"], 2, "--one-by-one belongs to `probe live`"),
+        (["eval", "alpha"], 2, "nothing for evaluate to read, reconstruct has left nothing yet"),
         (["audit", "alpha", "--json"], 1, "not there yet; eyas stage audit"),
         (["demo", "--set", "run.budgt=1"], 2, "unknown key run.budgt"),
     ],

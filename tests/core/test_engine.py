@@ -201,6 +201,7 @@ def test_what_a_killed_run_left_is_given_up_and_the_rest_goes_on(
     done = eyas("abandon", name, "--yes", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("given-up: eyas resume " + name + " goes on with what is there\n")
+    assert "what was pending is given up" in done.stdout and "samples kept" not in done.stdout
     assert eyas("resume", name, "--plain", cwd=tmp_path).returncode == 0
     books = check(run, gateway.bill(), before)
     assert books.outcomes.total() == 32 and books.outcomes["refused"] == 32 - len(kept)
