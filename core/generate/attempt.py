@@ -237,7 +237,8 @@ class Attempts:
                 )
 
     async def _exchange(self, aloft: Aloft) -> tuple[base.Reply, str]:
-        """(reply, why it was cut off). A timeout is a failure of the other side, not a cut."""
+        """(reply, why it was cut off). A timeout is a failure of the other side, not a cut; a
+        stream that had all but ended is neither: asked again, it would be paid twice."""
         provider = aloft.lane.provider
         aloft.begun = True
         try:
@@ -254,6 +255,8 @@ class Attempts:
         finally:
             del self.aloft[aloft.key]
             aloft.lane.limit.ended()
+        if _is_whole(aloft.flight):
+            return provider.partial(aloft.request, aloft.flight), ""
         if timeout := TIMEOUTS.get(aloft.reason):
             aloft.flight.failure = timeout(f"{aloft.reason} after {aloft.flight.events} events")
             return provider.partial(aloft.request, aloft.flight), ""
@@ -268,6 +271,11 @@ class Attempts:
                 await self._ports.completions.append(landing.rollout, durable=landing.rollout.final)
         finally:
             self.books.close(landing.bill)
+
+
+def _is_whole(flight: base.Flight) -> bool:
+    """Whether a stream has brought its whole answer and bill, and only its end was waited for."""
+    return {"finish_reason", "usage"} <= flight.body.keys() and "error" not in flight.body
 
 
 def _rollout(waiting: Waiting, bill: Bill) -> Rollout:

@@ -50,6 +50,25 @@ async def test_streams_are_cut_where_that_stops_the_bill_and_keep_what_they_brou
     assert sorted(o.outcome for o in run.outcomes) == ["aborted"] * 6 + ["ok"]
 
 
+@pytest.mark.parametrize("stop", ["halt", "sever", "timeout"])
+async def test_a_stream_whose_answer_and_bill_are_there_is_whole_without_its_end(stop: str) -> None:
+    """Asked again it would be paid twice."""
+    events = events_of(completion())[:-1]  # no [DONE], and the connection stays open
+    options = {"idle_timeout_s": 0.3} if stop == "timeout" else {}
+    async with serving(Router(otherwise=streams(events, then="wait"))) as router:
+        run = Run(router, prompts_of(3), openrouter={"stream": True}, **options)
+        task = asyncio.create_task(run.go())
+        await router.until(lambda r: r.streaming == 3)
+        if stop != "timeout":
+            run.generator.halt("key", "")
+        if stop == "sever":
+            run.generator.sever()
+        result = await task
+        assert len(router.bodies) == 3
+    assert result.outcomes == {"ok": 3} and result.pending == 0
+    assert run.check_books() == pytest.approx(0.003)
+
+
 async def test_what_is_paid_for_anyway_is_received() -> None:
     router = Router(otherwise=waits())
     async with serving(router):
