@@ -172,9 +172,12 @@ def status_line(state: ConsoleState, wall: float, with_reason: bool = True) -> s
     ):
         parts.append(f"loss {view.train.loss:.3f}")
     elif s is not None:
-        parts.append(
-            f"ok {f.count(s.ok)} rejected {f.count(s.rejected)} failed {f.count(s.failed)}"
-        )
+        counts = {"ok": s.ok, "rejected": s.rejected, "failed": s.failed}
+        if s.refused:
+            counts["refused"] = s.refused
+        if state.finished and s.prompts > s.done:
+            counts["pending"] = s.prompts - s.done
+        parts.append(" ".join(f"{name} {f.count(n)}" for name, n in counts.items()))
         if not state.finished and stage is not None and stage.name == "generate":
             parts.append(f"in flight {f.count(s.in_flight)}, {f.count(s.done_per_min)}/min")
             if s.forecast_usd is not None:
@@ -208,7 +211,8 @@ def print_halt(out: Console, state: ConsoleState) -> None:
     """The last halt's own account."""
     if (halt := state.view.halt) is not None:
         words = "; ".join(f.halt_account(halt))
-        out.print(Text(f"halt by {f.halted_by(halt)}: {words}"))
+        said = halt.source == state.view.reason  # by the line above: a budget's words are long
+        out.print(Text(f"halt: {words}" if said else f"halt by {f.halted_by(halt)}: {words}"))
 
 
 def print_lines(out: Console, lines: Iterable[Line]) -> None:
@@ -289,15 +293,12 @@ def show_report(run: RunDir) -> int:
     state = loaded(run)
     view = state.view
     out.print(Text(f"{clean(run.run_id)}  {status_line(state, time.time())}", style="bold"))
-    stages: list[list[Part]] = [
-        [
-            s.name,
-            (status.mark(status.STAGE, s.status).text, status.mark(status.STAGE, s.status).style),
-            f"{s.seconds:.1f} s",
-            s.error or f.figures(s.summary, 90),
-        ]
-        for s in view.stages.values()
-    ]
+    stages: list[list[Part]] = []
+    for s in view.stages.values():
+        stopped = s.status == "running" and state.finished
+        mark = status.mark(status.STAGE, "stopped" if stopped else s.status)
+        took = f"{s.seconds:.1f} s" if s.seconds else f.NONE
+        stages.append([s.name, (mark.text, mark.style), took, s.error or f.figures(s.summary, 90)])
     columns = [("stage", "<", 0), ("state", "<", 0), ("time", ">", 0), ("result", "<", 0)]
     out.print(Text("stages", style="italic"))
     out.print(fitted(out, columns, stages))

@@ -31,6 +31,7 @@ RUN: dict[str, Mark] = {
 STAGE: dict[str, Mark] = {
     "waiting": Mark("○", "waiting", "dim"),
     "running": Mark("●", "running", "accent"),
+    "stopped": Mark("■", "stopped", "warn"),
     "done": Mark("✓", "done", "ok"),
     "failed": Mark("✗", "failed", "error"),
 }

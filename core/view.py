@@ -13,6 +13,11 @@ from core import events as ev
 KEEP_OUTCOMES = 2_000
 KEEP_LOG = 500
 KEEP_TRAIN = 1_200
+STILL: dict[str, Any] = {
+    **dict.fromkeys(("sent_per_min", "done_per_min", "tokens_per_s", "usd_per_min"), 0.0),
+    **dict.fromkeys(("forecast_usd", "forecast_error_usd", "eta_s", "eta_error_s")),
+}
+"""Of the statistics, what a new life knows nothing of before it has sent something."""
 
 
 class StageView(msgspec.Struct):
@@ -62,7 +67,9 @@ def fold(view: RunView, event: ev.Event) -> RunView:
     view.seq, view.ts = event.seq or view.seq, event.ts or view.ts
     match event:
         case ev.RunStarted():
-            view.started = event
+            view.started, view.halt = event, None  # how an earlier life ended is its own business
+            if view.stats is not None:
+                view.stats = msgspec.structs.replace(view.stats, **STILL)
             for name in event.stages:
                 view.stage(name)
         case ev.StateChanged():

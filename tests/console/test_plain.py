@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from console.__main__ import main
-from console.plain import make_console
+from console.plain import make_console, print_halt, status_line
 from console.watch import watch
 from core import events as ev
 from core.config import parse
@@ -21,6 +21,7 @@ from tests.console.recorded_run import write_run
 from tests.console.test_probe import TARGET
 from tests.console.test_sanitize import obeyed
 from tests.console.test_session import until
+from tests.console.test_state import replay
 
 Captured = pytest.CaptureFixture[str]
 
@@ -150,7 +151,20 @@ def test_status_and_report_of_a_halted_run_show_its_account(
     write_run(tmp_path, "halted")
     account = "37 cancelled, 11 received; spent $0.2631, saved $0.0892, uncertain $0.0021"
     for page in ("status", "report"):
-        assert f"halt by alice (key): {account}" in said(capsys, page, "2025")
+        out = said(capsys, page, "2025")
+        assert f"halt by alice (key): {account}" in out
+        assert "HALTED · ok 113 rejected 5 failed 1 pending 85 · " in out
+    assert "generate     ■ stopped" in out and "running" not in out
+
+
+def test_a_budget_that_ended_a_run_is_named_once(capsys: Captured) -> None:
+    state = replay("halted")
+    reason = "budget: $1.0000 spent or reserved; 85 prompts pending"
+    state.apply(ev.Halt(seq=99_998, source=reason, spent_usd=1.0, complete=True), 1.0)
+    state.apply(ev.StateChanged(seq=99_999, state="halted", reason=reason), 1.0)
+    assert status_line(state, 1.0).endswith(reason)
+    print_halt(make_console(), state)
+    assert capsys.readouterr().out == "halt: 0 cancelled, 0 received; spent $1.00, saved $0.00\n"
 
 
 def test_errors_are_one_line(runs: Path, capsys: Captured) -> None:

@@ -77,6 +77,22 @@ def test_phases() -> None:
     assert replay("train").training_phase
 
 
+def test_a_new_life_keeps_the_counts_and_neither_the_halt_nor_the_rates() -> None:
+    state = replay("halted")
+    assert state.view.halt is not None and state.view.stats is not None
+    before = state.view.stats
+    state.apply(ev.RunStarted(seq=99_999, run_id="r", resumed=True, stages=["generate"]), 1.0)
+    after = state.view.stats
+    assert state.view.halt is None
+    assert (after.ok, after.spent_usd, after.providers) == (
+        before.ok,
+        before.spent_usd,
+        before.providers,
+    )
+    assert before.done_per_min > 0 and after.done_per_min == after.usd_per_min == 0.0
+    assert after.forecast_usd is None and after.eta_s is None
+
+
 def test_questions_of_the_top_bar() -> None:
     state = replay("generate")
     assert state.stage is not None
