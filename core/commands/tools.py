@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from core import config as cf
-from core.commands.common import AsJson, RunName, app, emit
+from core.commands.common import AsJson, RunName, Sets, app, emit
 from core.errors import EXIT_DONE, EXIT_FAILED, ExportError, UsageError, printable
 from core.pipeline.doctor import examine
 from core.pipeline.setting import DEMO_CONFIG
@@ -71,6 +71,7 @@ def doctor(
     download: Annotated[
         bool, typer.Option("--download", help="fetch a hub's tokenizer files")
     ] = False,
+    set_: Sets = None,
     as_json: AsJson = False,
 ) -> int:
     """Can this config run here: tokenizer, keys, prices, limits, disk.
@@ -79,7 +80,8 @@ def doctor(
     """
     path = config or DEMO_CONFIG
     base = config.resolve().parent if config else Path.cwd()  # where `eyas demo` makes its runs
-    findings = examine(cf.load(path, ["target.download=true"] if download else None), base)
+    sets = [*(set_ or []), *["target.download=true"] * download]
+    findings = examine(cf.load(path, sets), base)
     for finding in findings:
         if as_json:
             emit(finding)

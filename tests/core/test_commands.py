@@ -80,8 +80,12 @@ def test_doctor_shows_what_servers_say_and_no_terminal_obeys(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = [Check("ok", "sglang", "version=0.5\x1b]0;owned\x07\n\u202eevil")]
-    monkeypatch.setattr("core.commands.tools.examine", lambda config, base: said)
-    assert cli.main(["doctor"]) == 0
+    budgets: list[float] = []
+    monkeypatch.setattr(
+        "core.commands.tools.examine",
+        lambda config, base: budgets.append(config.run.budget_usd) or said,
+    )
+    assert cli.main(["doctor", "--set", "run.budget_usd=0.5"]) == 0 and budgets == [0.5]
     shown = capsys.readouterr().out.removesuffix("\n")
     assert shown.isprintable() and shown.split()[2:] == ["version=0.5", "]0;owned", "evil"]
 
