@@ -104,7 +104,9 @@ def summary_lines(data: dict[str, Any]) -> list[str]:
 
 
 def _cost_line(data: dict[str, Any]) -> str:
-    line = f"cost      ${data['spent_usd']:.4f} of ${data['budget_usd']:.2f}"
+    budget_usd = data["budget_usd"]
+    budget = f"{budget_usd:.2f}" if budget_usd >= 1 else f"{budget_usd:.4f}"
+    line = f"cost      ${data['spent_usd']:.4f} of ${budget}"
     if data.get("kept_tokens"):
         line += f", ${1e6 * data['spent_usd'] / data['kept_tokens']:.3f} per million kept tokens"
     if data["uncertain_usd"]:
