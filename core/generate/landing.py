@@ -158,7 +158,9 @@ class Lander:
         if cut:
             lane.limit.unknown(left_at)
         elif reply.failure is None or isinstance(reply.failure, base.Refused):
-            ttft_s = flight.first_at - left_at if flight.first_at is not None else None
+            # A refusal comes at once: by its time every answer would be a slow one.
+            begun_at = flight.first_at if reply.failure is None else None
+            ttft_s = begun_at - left_at if begun_at is not None else None
             wait_s = waited_s(now - left_at, ttft_s, reply.usage.completion_tokens)
             lane.limit.succeeded(now, left_at, self._dice.random(), wait_s)
             lane.barren_since = None

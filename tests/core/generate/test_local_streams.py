@@ -231,6 +231,25 @@ async def test_streams_and_whole_replies_give_equal_samples(backend: str) -> Non
     assert streamed == whole and whole.verdict == "exact" and whole.completion_ids == IDS
 
 
+async def test_a_prompt_that_a_stream_refuses_says_nothing_of_the_time_to_a_first_token() -> None:
+    """SGLang refuses in an event, at once; measured by that, every answer would be a slow one."""
+
+    class Refusing(Local):
+        async def _sent(self, request: Any, body: Any, ids: Any, limit: int = 1) -> Any:
+            event = {"error": {"message": "longer than the context", "code": 400}}
+            data = b"data: " + json.dumps(event).encode() + b"\n\ndata: [DONE]\n\n"
+            return web.Response(body=data, content_type="text/event-stream")
+
+    server = Refusing("sglang")
+    async with listening(server):
+        run = run_on(server, 3)
+        result = await run.go()
+    assert result.outcomes == {"failed": 3}
+    assert {r.error_class for r in run.rollouts} == {"bad_request"}
+    (row,) = run.generator.stats().providers
+    assert row.ttft_p50_s is None and run.generator._lanes[0].limit._wait_base is None
+
+
 @both
 async def test_a_stalled_stream_is_given_up_and_asked_again(backend: str) -> None:
     async with local(backend, HALF) as server:
