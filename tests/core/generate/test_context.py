@@ -50,9 +50,9 @@ def only(tag: str, then: Handler) -> Handler:
 
 @pytest.mark.parametrize("missing", [0, 1])
 async def test_a_prompt_that_fits_nowhere_is_refused_and_not_sent(missing: int) -> None:
-    prompts, short, long = mixed(4)
+    prompts, _, long = mixed(4)
     router = Router()
-    router.endpoints = endpoints(alder=short, birch=long - missing)
+    router.endpoints = endpoints(alder=long - 1, birch=long - missing)
     async with serving(router):
         run = Run(router, prompts)
         result = await run.go()
@@ -118,11 +118,18 @@ async def test_a_prompt_whose_only_provider_is_stopped_is_left_for_the_next_life
 
 
 async def test_the_worst_of_all_counts_whom_it_asks() -> None:
-    """The long prompt is refused, so that the budget need not cover it."""
-    prompts, short, _ = mixed(3)
+    """The long prompt is refused, so that the budget need not cover it; or the dearest endpoint has
+    no room for it."""
+    prompts, short, long = mixed(3)
     worst = 2 * ((short - MAX_TOKENS + 8) * 1e-6 + MAX_TOKENS * 20e-6)
     router = Router()
     router.endpoints = endpoints(alder=short)
     async with serving(router):
         run = Run(router, prompts, reserve="all", run={"budget_usd": worst * 1.001})
         assert (await run.go()).outcomes == {"ok": 2, "refused": 1}
+    worst += (long - MAX_TOKENS + 8) * 1e-6 + MAX_TOKENS * 1e-6
+    cheap = {"pricing": {"prompt": "0.000001", "completion": "0.000001"}}
+    router.endpoints += [{**endpoints(birch=long)[0], **cheap}]
+    async with serving(router):
+        run = Run(router, prompts, reserve="all", run={"budget_usd": worst * 1.001})
+        assert (await run.go()).outcomes == {"ok": 3}

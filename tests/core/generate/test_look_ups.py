@@ -179,6 +179,7 @@ def test_a_refused_key_is_asked_with_once_and_told_once() -> None:
         looks = [books.look_up(api, f"gen-{i}") for i in range(2_000)]  # type: ignore[arg-type]
         assert await asyncio.gather(*looks) == [None] * 2_000
         assert api.asked.total() == LOOKUPS_AT_ONCE  # those on their way when the first came back
+        assert asyncio.get_running_loop().time() == pytest.approx(GET_S)  # nobody waits for a try
         ((level, words),) = said
         assert level == "warn" and words.startswith("openrouter: refused; bills")
 
