@@ -403,7 +403,7 @@ async def test_a_billed_chat_server_is_not_probed_and_priced_by_the_config() -> 
     }
     server = Server(v1__models={"data": [{"id": "m"}]}, v1__chat__completions=reply)
     async with backend(server, "openai", config) as provider:
-        await provider.preflight(SAMPLING)
+        await provider.preflight(SAMPLING, renderer().tokenizer, tools=True)
         assert [path for path, _ in server.asked] == ["/v1/models"]
         got = await complete(provider)
     assert got.usage.cost_usd == pytest.approx(200e-6)
