@@ -19,6 +19,7 @@ import msgspec
 from core.errors import ProviderError
 from core.providers import base
 from core.providers.classify import UNREADABLE, kept_headers, parse_json
+from core.providers.secrets import Secrets
 from core.providers.stream import collect_events
 from core.schema import pack_reply
 
@@ -55,6 +56,8 @@ def _in_words(error: BaseException) -> str:
         return "no address is known for this host"
     if isinstance(error, TimeoutError):
         return "timed out"
+    if isinstance(error, aiohttp.ClientConnectorSSLError):  # its errno is none of the system's
+        return f"no TLS: {getattr(error.os_error, 'reason', '') or error.os_error}"
     number = error.os_error.errno if isinstance(error, aiohttp.ClientConnectorError) else None
     if number is not None and number > 0:
         return os.strerror(number).lower()
@@ -63,7 +66,7 @@ def _in_words(error: BaseException) -> str:
 
 def _transport_failure(error: BaseException, flight: base.Flight) -> base.Failure:
     """An exception of aiohttp or the system -> the class that says how far the request came."""
-    text = _in_words(error)[:200]
+    text = flight.secrets.hide(_in_words(error))[:200]
     number = getattr(error, "errno", None) or getattr(
         getattr(error, "os_error", None), "errno", None
     )
@@ -93,7 +96,7 @@ class HttpClient:
         keys = [
             v.removeprefix("Bearer ") for n, v in headers.items() if n.lower() == "authorization"
         ]
-        self._secrets = [key for key in keys if len(key) >= 8]
+        self._secrets = Secrets(keys)
         trace = aiohttp.TraceConfig()
         trace.on_request_headers_sent.append(_headers_sent)
         self._session = aiohttp.ClientSession(
@@ -111,34 +114,27 @@ class HttpClient:
             read_bufsize=1 << 18,
         )
 
-    def scrub(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, "[secret]")
-        return text
-
-    def _scrub_bytes(self, raw: bytes) -> bytes:
-        for secret in self._secrets:
-            raw = raw.replace(secret.encode(), b"[secret]")
-        return raw
-
     def clean(self, reply: base.Reply) -> base.Reply:
-        """A server may quote the key back at us: nothing that is kept or shown may hold it. A
-        stream is packed here, as soon as it is clean."""
-        failure = reply.failure
-        if failure is not None and (words := self.scrub(str(failure))) != str(failure):
+        """A reply without any secret. A stream is packed here, as soon as it has none."""
+        hide, raw, failure = self._secrets.hide, reply.raw, reply.failure
+        if failure is not None and (words := hide(str(failure))) != str(failure):
             failure.args = (words,)
-        raw = reply.raw
         if isinstance(raw, bytes):
-            return msgspec.structs.replace(reply, raw=pack_reply(self._scrub_bytes(raw)))
-        if raw is not None and (text := self.scrub(raw)) != raw:
-            return msgspec.structs.replace(reply, raw=text)
-        return reply
+            raw = pack_reply(self._secrets.hide_raw(raw))
+        return msgspec.structs.replace(
+            reply,
+            raw=hide(raw) if isinstance(raw, str) else raw,
+            provider=reply.provider and hide(reply.provider),
+            model=reply.model and hide(reply.model),
+            generation_id=reply.generation_id and hide(reply.generation_id),
+        )
 
     async def exchange(
         self, path: str, body: dict[str, Any], flight: base.Flight
     ) -> base.Failure | None:
         """POST, and collect the reply into `flight`. Returns what the transport did wrong."""
         data = msgspec.json.encode(body)
+        flight.secrets = self._secrets
         try:
             async with self._session.post(
                 self.base_url + path, data=data, trace_request_ctx=flight, allow_redirects=False
@@ -146,14 +142,14 @@ class HttpClient:
                 now = asyncio.get_running_loop().time()
                 flight.left(now)
                 flight.status = reply.status
-                flight.headers = kept_headers(reply.headers)
+                hide = self._secrets.hide
+                flight.headers = kept_headers({n: hide(v) for n, v in reply.headers.items()})
                 streamed = "text/event-stream" in reply.headers.get("Content-Type", "")
                 flight.kind = "sse" if streamed and reply.status < 400 else "json"
                 flight.known(reply.headers.get("X-Generation-Id"))
                 await self._collect(reply, flight)
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
-            failure = _transport_failure(error, flight)
-            return type(failure)(self.scrub(str(failure)))
+            return _transport_failure(error, flight)
         except base.Failure as failure:
             return failure
         return None
@@ -166,6 +162,7 @@ class HttpClient:
         async for chunk in reply.content.iter_any():
             flight.take(chunk)
             flight.last_at = clock()
+        flight.received[:] = self._secrets.hide_raw(bytes(flight.received))
 
     async def get(self, path: str, **params: str) -> tuple[int, Any]:
         """(status, JSON or None). Raises ProviderError when nothing answers."""
@@ -209,14 +206,14 @@ class HttpClient:
                             "bytes; is the URL that of a model server?",
                             "reply_too_large",
                         )
-                return reply.status, self._scrub_bytes(bytes(answer))
+                return reply.status, self._secrets.hide_raw(bytes(answer))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
                 raise ProviderError(
                     f"{self.base_url}: not a URL that can be asked; write http://... or https://...",
                     "unreachable",
                 ) from error
-            said = self.scrub(_in_words(error))[:200]
+            said = self._secrets.hide(_in_words(error))[:200]
             raise ProviderError(
                 f"{self.base_url}{path}: no answer ({said}); is the server up and the URL right?",
                 "unreachable",

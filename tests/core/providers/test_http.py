@@ -41,6 +41,15 @@ async def test_an_answer_without_end_is_read_no_further(
         await client.get("/large")
 
 
+async def test_a_server_without_tls_is_said_so(client: http.HttpClient) -> None:
+    secure = http.HttpClient(client.base_url.replace("http:", "https:"), {}, 5.0)
+    try:
+        with pytest.raises(ProviderError, match=r"/x: no answer \(no TLS: [A-Z_ ]+\); is"):
+            await secure.get("/x")
+    finally:
+        await secure.close()
+
+
 @pytest.mark.parametrize(
     ("address", "words"),
     [
