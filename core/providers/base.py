@@ -20,6 +20,7 @@ import msgspec
 
 from core.errors import ProviderError
 from core.providers.price import Price
+from core.providers.secrets import NO_SECRETS
 from core.render.tokenizer import TokenizerLike
 from core.schema import Prompt, Sampling, Usage
 
@@ -240,6 +241,7 @@ class Flight:
         "on_generation",
         "provider",
         "received",
+        "secrets",
         "status",
         "tokens",
     )
@@ -268,6 +270,8 @@ class Flight:
         self.body: dict[str, Any] = {}
         self.failure: Failure | None = None
         self.on_generation = on_generation
+        self.secrets = NO_SECRETS
+        """What its server must not be believed to have said."""
 
     def left(self, now: float) -> None:
         if self.left_at is None:
@@ -284,7 +288,7 @@ class Flight:
 
     def known(self, generation_id: str | None) -> None:
         if self.generation_id is None and (generation_id := name_in(generation_id)):
-            self.generation_id = generation_id
+            self.generation_id = self.secrets.hide(generation_id)
             if self.on_generation:
                 self.on_generation(self)
 

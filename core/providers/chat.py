@@ -8,8 +8,11 @@ from typing import Any
 
 from core.providers import base
 from core.providers.classify import classify_parsed, parsed_or_none
-from core.providers.price import MOST, Price, cost_of, finite
+from core.providers.price import Price, cost_of, finite
 from core.schema import Message, Prompt, Usage
+
+MOST_TOKENS = 10**9
+"""No context is as long. Sums of what a server says must stay within 64 bits."""
 
 
 def outgoing_messages(messages: list[Message], reasoning_field: str) -> list[Message]:
@@ -48,11 +51,13 @@ def template_switches(prompt: Prompt) -> dict[str, bool]:
 
 
 def count(value: Any) -> int | None:
-    """A token count as a provider wrote it; None unless it is a whole non-negative number."""
+    """A token count as a provider wrote it; None unless it is a whole number below MOST_TOKENS."""
     if type(value) is int:
-        return value if 0 <= value <= MOST else None
+        return value if 0 <= value < MOST_TOKENS else None
     number = finite(value)
-    return int(value) if number is not None and number >= 0 and value == int(value) else None
+    if number is None or not 0 <= number < MOST_TOKENS or value != int(value):
+        return None
+    return int(value)
 
 
 def usage_of(body: dict[str, Any], price: Price) -> Usage:

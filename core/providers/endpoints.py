@@ -10,9 +10,9 @@ import msgspec
 
 from core.config import OpenRouter
 from core.errors import ProviderError
-from core.providers.base import Advice, LaneSpec
+from core.providers.base import Advice, LaneSpec, name_in
 from core.providers.chat import count
-from core.providers.price import Price, money
+from core.providers.price import Price, money, number_in
 from core.schema import Sampling
 
 # Providers on which closing a stream stops the bill (openrouter.ai/docs, streaming, cancellation).
@@ -47,9 +47,12 @@ def choose_endpoints(
     each of the endpoints is out."""
     chosen: list[Endpoint] = []
     reasons: list[str] = []
-    rows = [(_tag(row), row) for row in endpoints if isinstance(row, dict)]
-    _refuse_unknown([tag for tag, _ in rows], options)
-    for tag, row in rows:
+    rows: dict[str, dict[str, Any]] = {}
+    for row in endpoints:
+        if isinstance(row, dict) and (tag := _tag(row)):
+            rows.setdefault(tag, row)
+    _refuse_unknown(list(rows), options)
+    for tag, row in rows.items():
         if reason := _unfit(row, tag, options, sampling) or _unable(row, options, tools):
             reasons.append(f"{tag}: {reason}")
         else:
@@ -85,8 +88,8 @@ def _lines_on(
     return lines
 
 
-def _tag(row: dict[str, Any]) -> str:
-    return str(row.get("tag") or row.get("provider_name") or "")
+def _tag(row: dict[str, Any]) -> str | None:
+    return name_in(row.get("tag")) or name_in(row.get("provider_name"))
 
 
 def _refuse_unknown(tags: list[str], options: OpenRouter) -> None:
@@ -118,10 +121,7 @@ def _price(row: dict[str, Any]) -> Price | None:
 def _listed(row: dict[str, Any], name: str) -> float | None:
     """One entry of the price list, 0 where it has none; None: not to be read."""
     said = row.get("pricing")
-    try:
-        return money(float(said.get(name) or 0)) if isinstance(said, dict) else None
-    except (TypeError, ValueError):
-        return None
+    return money(number_in(said.get(name) or 0)) if isinstance(said, dict) else None
 
 
 def _slow(row: dict[str, Any], options: OpenRouter) -> bool:
@@ -148,7 +148,7 @@ def _unfit(row: dict[str, Any], tag: str, options: OpenRouter, sampling: Samplin
         return "in `ignore`"
     if options.order and not options.allow_fallbacks and not _named(tag, options.order):
         return "not in `order`"
-    quantization = row.get("quantization") or "unknown"
+    quantization = name_in(row.get("quantization")) or "unknown"
     if options.quantizations and quantization not in options.quantizations:
         return f"quantization {quantization}"
     status = row.get("status")
@@ -213,13 +213,13 @@ def _endpoint(row: dict[str, Any], tag: str, options: OpenRouter, max_tokens: in
             name=tag,
             price=price,
             rank=rank,
-            display=str(row.get("provider_name") or ""),
+            display=name_in(row.get("provider_name")) or "",
             cancel_stops_bill=options.stream
             and (base_slug(tag) in CANCELLABLE or _named(tag, options.cancellable)),
-            note=str(row.get("quantization") or ""),
+            note=name_in(row.get("quantization")) or "",
             context_tokens=_context(row, max_tokens),
         ),
-        supported=frozenset(supported) if isinstance(supported, list) else frozenset(),
+        supported=frozenset(filter(name_in, supported if isinstance(supported, list) else ())),
     )
 
 

@@ -93,10 +93,10 @@ class OpenAICompatible:
                 "not_openai",
             )
         rows = body.get("data") if isinstance(body, dict) else None
-        models = [m for m in rows or [] if isinstance(m, dict)]
+        models = [m for m in rows if isinstance(m, dict)] if isinstance(rows, list) else []
         found = next((m for m in models if m.get("id") == self._model), None)
         if status != 200 or (models and found is None):
-            known = ", ".join(str(m.get("id")) for m in models[:5])
+            known = ", ".join(base.name_in(m.get("id")) or "?" for m in models[:5])
             raise ProviderError(
                 f"{self.name}: {self._lane} does not serve {self._model!r}"
                 f"{f'; it has {known}' if known else f' (HTTP {status})'}",

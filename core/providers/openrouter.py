@@ -236,13 +236,12 @@ class OpenRouter:
         upstream = money(data.get("upstream_inference_cost")) if data.get("is_byok") else 0.0
         if upstream is None:
             return None  # billed elsewhere, nobody says how much
-        provider = data.get("provider_name")
         return base.LookedUp(
             cost_usd=cost,
             cap_usd=cost + upstream,
             prompt_tokens=count(data.get("native_tokens_prompt")),
             completion_tokens=count(data.get("native_tokens_completion")),
-            provider=provider if isinstance(provider, str) else None,
+            provider=base.name_in(data.get("provider_name")),
         )
 
     async def account_usd(self) -> float | None:

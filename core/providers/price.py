@@ -41,6 +41,14 @@ def finite(value: Any) -> float | None:
     return float(value) if -MOST <= value <= MOST else None
 
 
+def number_in(text: Any) -> float | None:
+    """A number as text: prices in lists, gauges of metrics."""
+    try:
+        return finite(float(text))
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
 def money(value: Any) -> float | None:
     """A cost as a provider wrote it. Only a finite, non-negative number is one; null, text, NaN, -1
     and true are `unknown` (case C40)."""

@@ -27,7 +27,7 @@ from core.providers.chat import (
 )
 from core.providers.classify import classify_error, error_message
 from core.providers.http import HttpClient
-from core.providers.price import Price, finite
+from core.providers.price import Price, finite, number_in
 from core.render.tokenizer import TokenizerLike
 from core.schema import Sampling, Usage
 
@@ -56,9 +56,9 @@ def server_headers(api_key_env: str) -> dict[str, str]:
 def load_of(metrics: str) -> base.Load | None:
     """Running and waiting requests from a Prometheus page, summed over its label sets."""
     sums: dict[str, float] = {}
-    for name, value in METRIC.findall(metrics):
-        if name in RUNNING or name in WAITING:
-            sums[name] = sums.get(name, 0.0) + float(value)
+    for name, text in METRIC.findall(metrics):
+        if (name in RUNNING or name in WAITING) and (value := number_in(text)) is not None:
+            sums[name] = sums.get(name, 0.0) + value
     if not any(name in sums for name in WAITING):
         return None
     return base.Load(
@@ -216,7 +216,7 @@ class SGLang:
         served |= {path.rstrip("/").rsplit("/", 1)[-1] for path in served}
         if self._model and served and self._model not in served:
             raise ProviderError(
-                f"sglang: {name} serves {info.get('model_path')}, sglang.model is "
+                f"sglang: {name} serves {base.name_in(info.get('model_path'))}, sglang.model is "
                 f"{self._model}; start the server with it, or mend the config",
                 "unknown_model",
             )

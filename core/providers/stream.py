@@ -24,7 +24,7 @@ TAIL_EVENTS = 8
 # Inside a JSON string each of these quotes has a backslash before it: only a key matches.
 CHUNK_IDS = re.compile(rb'"token_ids":\s*\[([^\]]*)\]')
 OUTPUT_IDS = re.compile(rb'"output_ids":\s*\[([^\]]*)\]')
-COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
+COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s*(\d{1,9})(?![\d.eE])')  # below MOST_TOKENS
 GATHER_S = 0.2
 """A wake-up costs about 20 microseconds however many events it brings; 60,000 of them a second
 would be more than a core. Idle timeouts allow for it (`generate.attempt`), screens are no finer."""
@@ -154,8 +154,9 @@ class _Events:
             self._last.extend(kept)
 
     def take_rest(self, content: aiohttp.StreamReader) -> None:
-        """What has arrived and was not read: aiohttp's public readers forget it after an error."""
-        while chunk := content._read_nowait(-1):
+        """What has arrived and was not read: aiohttp's public readers forget it after an error. Of
+        an empty body its reader has no such method's state."""
+        while not content.at_eof() and (chunk := content._read_nowait(-1)):
             self.take(chunk)
 
     def note_end(self) -> None:
@@ -205,7 +206,7 @@ def _new_ids(payload: bytes) -> int:
 
 def _open_stream(payload: bytes, flight: base.Flight) -> None:
     with contextlib.suppress(*UNREADABLE):
-        event = parse_json(payload)
+        event = parse_json(flight.secrets.hide_raw(payload))
         if isinstance(event, dict):
             for key in ("id", "provider", "model"):
                 if name := base.name_in(event.get(key)):
@@ -220,7 +221,7 @@ def _note(payload: bytes, flight: base.Flight) -> None:
     if payload == DONE:
         return
     with contextlib.suppress(*UNREADABLE):
-        event = parse_json(payload)
+        event = parse_json(flight.secrets.hide_raw(payload))
         if not isinstance(event, dict):
             return
         if isinstance(event.get("usage"), dict):
@@ -238,6 +239,6 @@ def _note(payload: bytes, flight: base.Flight) -> None:
 
 def _note_error(payload: bytes, flight: base.Flight) -> None:
     with contextlib.suppress(*UNREADABLE):
-        event = parse_json(payload)
+        event = parse_json(flight.secrets.hide_raw(payload))
         if isinstance(event, dict) and has_error(event):
             flight.body["error"] = event
