@@ -39,6 +39,9 @@ STREAM_TOKENS = 16
 STREAM_EVENTS = 256
 """A streamed reply comes in at most so many events, and none but the first and the last brings
 fewer tokens than STREAM_TOKENS: most servers repeat everything so far in each of them."""
+OLD_STREAMS = "stream_output"
+"""The argument is called so on servers (before SGLang #20614) whose events may leave ids out, or
+bring new ids beside all of the text (#13759)."""
 TOKENIZED = "Count 12345 naïve 世界 🙂\n\tdef f(x):  return x['a'] # don't\r\n"
 """Letters, digits, accents, Han, emoji, code and line ends: two tokenizers rarely agree on all."""
 
@@ -156,6 +159,9 @@ class SGLang:
                 notes.append(words)
             if self._endpoint == "chat":
                 notes.append("replies come whole: chat streams no token ids")
+            elif self.streams and OLD_STREAMS in info:
+                self.streams = False
+                notes.append("replies come whole: a server of this age loses ids in streams")
             lines.append(" ".join([f"sglang: {name}", *notes]))
             lines += [base.Advice(f"sglang: {name} {a}") for a in advice_on(info, self._endpoint)]
             if self._endpoint == "chat":

@@ -163,6 +163,19 @@ async def test_whole_replies_where_the_config_or_the_endpoint_wants_them() -> No
     assert server.asked[-1][1]["stream"] is False
 
 
+@pytest.mark.parametrize("flag", [False, True])
+async def test_whole_replies_from_servers_whose_streams_lose_ids(flag: bool) -> None:
+    info = {**INFO, "version": "0.5.5", "stream_output": flag}
+    server = Server(server_info=info, generate={"output_ids": [1], "meta_info": {}})
+    async with backend(server, "sglang", SGLANG) as provider:
+        (line,) = await provider.preflight(SAMPLING)
+        assert line.endswith("replies come whole: a server of this age loses ids in streams")
+        assert not provider.streams
+        await complete(provider)
+    sent = server.asked[-1][1]
+    assert sent["stream"] is False and "stream_interval" not in sent["sampling_params"]
+
+
 def vllm(streamed: Any) -> Server:
     def answer(body: dict[str, Any]) -> Any:
         assert body["return_token_ids"] is True
