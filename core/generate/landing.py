@@ -139,7 +139,8 @@ class Lander:
             await self._ports.completions.append(rollout)
         except DiskFull:
             self.halt("disk_full", "")
-        self._announce(rollout, None)
+        if final:  # else it has no outcome yet
+            self._announce(rollout, None)
         queue = self.queues.of(prompt)
         queue.ended += 1
         queue.postponed += not final
@@ -359,8 +360,7 @@ class Lander:
 
     def _announce(self, rollout: Rollout, landing: Landing | None) -> None:
         """The one event of an outcome, after its line is safe."""
-        if rollout.final or rollout.outcome == "aborted":  # what a larger budget asks is not done
-            self.board.outcomes[rollout.outcome] += 1
+        self.board.outcomes[rollout.outcome] += 1
         sample = landing.sample if landing else None
         if sample is not None:
             self.board.verdicts[sample.verdict] += 1

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from core import events as ev
 from core.budget import Budget
 from core.config import Config
 from core.errors import ConfigError
@@ -59,6 +60,7 @@ class Pump:
         self.rendering = 0
         self.stranded = ""
         """Why some prompts were postponed that no open lane holds."""
+        self._told: set[tuple[str, str]] = set()
         self._feed = asyncio.Event()
 
     @property
@@ -176,8 +178,10 @@ class Pump:
                 self.stranded = f"{queue.dataset}: only those hold its longest prompts: {closed}"
                 self._postpone(queue, item, "no_lane", closed)
             elif not any(could_ever_fit(self._worst(item.prepared, one)) for one in holding):
-                left = self._budget.budget_usd - self._budget.spent_usd
-                self._postpone(queue, item, "budget", f"${left:.4f} left of it")
+                budget = self._budget
+                left = f"${budget.budget_usd - budget.spent_usd:.4f} left"
+                why = f"{left} of run.budget_usd {budget.budget_usd:g}"
+                self._postpone(queue, item, "budget", why)
         return None
 
     def _next_of(self, queue: Queue, able: list[Lane]) -> Item:
@@ -189,6 +193,10 @@ class Pump:
     def _postpone(self, queue: Queue, item: Item, error_class: str, why: str) -> None:
         queue.ready.remove(item)
         self._feed.set()
+        if (queue.dataset, error_class) not in self._told:
+            self._told.add((queue.dataset, error_class))
+            told = f"{queue.dataset}: prompts stay pending ({error_class}: {why})"
+            self._ports.emit(ev.Log(level="warn", message=told, stage="generate"))
         self._spawn(self._lander.refuse(item, error_class, why, final=False))
 
     def _why_closed(self, queue: Queue) -> str:

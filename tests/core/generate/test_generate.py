@@ -1,6 +1,7 @@
 """Prompts to outcomes over a scripted router: what is sent, what is written, in which order."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -226,6 +227,9 @@ async def test_the_budget_stops_the_run_before_it_is_passed() -> None:
     assert result.pending == len(refused) and sum(result.outcomes.values()) + len(refused) == 30
     last = run.of(ev.Stats)[-1]
     assert (last.prompts - last.done, last.refused) == (result.pending, 0)
+    assert len(run.outcomes) == 30 - result.pending
+    (told,) = [e.message for e in run.of(ev.Log) if "pending" in e.message]
+    assert re.fullmatch(r"d: prompts stay pending \(budget: \$0\.\d{4} left of .* 0\.008\)", told)
     peak = max(s.spent_usd + s.reserved_usd for s in run.of(ev.Stats))
     assert peak <= 0.008 + 1e-9
 
