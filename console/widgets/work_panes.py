@@ -10,6 +10,7 @@ from console.widgets.line import Column, Line, between, fit, line, table
 from console.widgets.run_panes import PAIR_MAX, pair, two, waiting
 from console.widgets.spark import bar, heat, level, spark
 from core.events import AuditRow, GpuRow, Host
+from core.view import KEEP_OUTCOMES
 
 
 def host(state: ConsoleState, width: int, height: int) -> list[Line]:
@@ -136,7 +137,9 @@ def _material(state: ConsoleState, width: int) -> list[Line]:
         good, judged = state.admitted()
         said = f"as first judged; the rebuild kept {f.count(good)} of {f.count(judged)}"
     else:
-        said = f"material so far, from {len(state.view.outcomes):,} outcomes"
+        count = len(state.view.outcomes)
+        which = "of the last" if count >= KEEP_OUTCOMES else "so far, from"
+        said = f"material {which} {count:,} outcomes"
     return [fit(line((said, "dim")), width), header, *lines]
 
 
