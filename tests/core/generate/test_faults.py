@@ -8,13 +8,16 @@ import sys
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from core import events as ev
+from core.generate import landing
 from core.limit import Refusals
 from core.providers import base
 from core.providers.http import FDS_KEPT_BACK
 from core.schema import Sample, reply_text
 from tests.conftest import SHARED
+from tests.core.embedded.serving import until
 from tests.core.generate.rig import (
     ALDER,
     Router,
@@ -375,16 +378,29 @@ async def test_refusals_that_come_before_the_first_answers_stop_nobody(stream: b
     assert run.check_books() == pytest.approx(0.012)
 
 
-async def test_a_stream_that_has_begun_clears_its_provider() -> None:
+async def test_a_stream_that_has_begun_clears_its_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end may be minutes away."""
+    monkeypatch.setattr(landing, "backoff_s", lambda *_: 0.0)
     begun = streams(events_of(completion())[:1], then="wait")
-    router = Router(waits(begun), *[says(b"", 404)] * 4, otherwise=says())
-    async with serving(router):
+
+    async def refused(request: web.Request, router: Router) -> web.StreamResponse:
+        return await (says() if router.release.is_set() else says(b"", 404))(request, router)
+
+    async with serving(Router(waits(begun), otherwise=refused)) as router:
         run = Run(router, prompts_of(7), max_in_flight=5, openrouter={"stream": True})
         going = asyncio.create_task(run.go())
-        await run.completions.until(4)
+
+        async def doubted() -> bool:
+            lanes = run.generator._lanes
+            return bool(lanes) and lanes[0].refusals.in_doubt and lanes[0].limit.in_flight == 1
+
+        await until(doubted)
         router.release.set()
-        await run.completions.until(4 + 6)
+
+        async def answered() -> bool:
+            return sum(r.outcome == "ok" for r in run.rollouts) == 6
+
+        await until(answered)
         run.generator.sever()
         result = await going
     assert result.outcomes == {"ok": 6, "aborted": 1}
