@@ -39,6 +39,7 @@ async def test_every_prompt_has_one_outcome_and_the_books_hold() -> None:
     assert [r.outcome for r in run.rollouts] == ["ok"] * 40
     stats: ev.Stats = run.of(ev.Stats)[-1]
     assert (stats.done, stats.ok, stats.in_flight, stats.reserved_usd) == (40, 40, 0, 0.0)
+    assert {s.exposure_usd for s in run.of(ev.Stats)} == {None}  # the budget is the bound
     assert stats.completion_tokens == 240 and stats.providers[0].name == "alder"
     assert stats.verdicts == {"consistent": 40}
     assert stats.providers[0].p50_s is not None

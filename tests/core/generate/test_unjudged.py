@@ -148,6 +148,8 @@ async def test_an_unjudged_reply_is_judged_by_the_next_life_and_not_asked_again(
     assert first[0].usage.cost_usd == pytest.approx(0.0004)
     assert first[0].reply_raw and "Four." in first[0].reply_raw
     assert sum(result.outcomes.values()) == 5 and len({o.prompt_id for o in run.outcomes}) == 5
+    (queue,), (lane,) = run.generator._queues.queues, run.generator._lanes
+    assert (queue.taken, queue.ended, lane.pair("d").open) == (5, 5, 0)
     closed: list[SpendLine] = [x for x in run.spend.lines if x.kind == "looked_up"]
     assert sorted(x.prompt_id for x in closed) == ["p0", "p1", "p2", "p3"]
 
@@ -286,7 +288,8 @@ async def test_a_dataset_that_is_gone_is_told_and_one_that_comes_back_is_not_ask
         result = await again.go()
     assert len(router.bodies) == asked and result.outcomes == {"ok": 3}
     assert again.spend.lines == [] and result.spent_usd == pytest.approx(0.001 + 2 * 0.0004)
-    assert [(r.bill, r.usage.cost_usd) for r in again.rollouts] == [("looked_up", 0.0004)] * 2
+    told = [(r.bill, r.usage.cost_usd, r.usage.cap_usd) for r in again.rollouts]
+    assert told == [("looked_up", 0.0004, 0.0004)] * 2
 
 
 async def test_a_budget_that_is_used_up_does_not_keep_them_from_their_verdict(
