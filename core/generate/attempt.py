@@ -255,7 +255,7 @@ class Attempts:
         finally:
             del self.aloft[aloft.key]
             aloft.lane.limit.ended()
-        if _is_whole(aloft.flight):
+        if aloft.flight.whole:
             return provider.partial(aloft.request, aloft.flight), ""
         if timeout := TIMEOUTS.get(aloft.reason):
             aloft.flight.failure = timeout(f"{aloft.reason} after {aloft.flight.events} events")
@@ -271,11 +271,6 @@ class Attempts:
                 await self._ports.completions.append(landing.rollout, durable=landing.rollout.final)
         finally:
             self.books.close(landing.bill)
-
-
-def _is_whole(flight: base.Flight) -> bool:
-    """Whether a stream has brought its whole answer and bill, and only its end was waited for."""
-    return {"finish_reason", "usage"} <= flight.body.keys() and "error" not in flight.body
 
 
 def _rollout(waiting: Waiting, bill: Bill) -> Rollout:

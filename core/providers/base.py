@@ -273,6 +273,11 @@ class Flight:
         self.secrets = NO_SECRETS
         """What its server must not be believed to have said."""
 
+    @property
+    def whole(self) -> bool:
+        """Whether a stream has brought its whole answer and bill: no more than its end is missing."""
+        return {"finish_reason", "usage"} <= self.body.keys() and "error" not in self.body
+
     def left(self, now: float) -> None:
         if self.left_at is None:
             self.left_at = now

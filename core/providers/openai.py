@@ -181,8 +181,8 @@ class OpenAICompatible:
                 failure = await self._http.exchange("/chat/completions", sent, flight)
         except TimeoutError:
             failure = base.TotalTimeout("the streamed probe")
-        whole = failure is None and "usage" in flight.body and brings_ids(flight.received)
-        self.streams = flight.kind == "sse" and whole
+        whole = failure is None and "usage" in flight.body  # which only a stream fills
+        self.streams = whole and brings_ids(flight.received)
         if self.streams:
             return "streams token ids"
         return "returns token ids, but not in streams: replies come whole"

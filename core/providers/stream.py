@@ -175,7 +175,7 @@ class _Events:
             raise error_in_body(failed, flight.headers, time.time(), flight.events > 1) or (
                 base.UpstreamError("error event")
             )
-        if self.done or (cut is not None and {"finish_reason", "usage"} <= flight.body.keys()):
+        if self.done or (cut is not None and flight.whole):
             return
         if cut is not None:
             raise cut
