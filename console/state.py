@@ -5,7 +5,7 @@ Pure: no clock, no file, no socket; every `now` is passed in. Nothing here is sa
 done where text becomes cells.
 """
 
-from collections import deque
+from collections import Counter, deque
 from typing import NamedTuple
 
 from console import format as f
@@ -221,7 +221,9 @@ class ConsoleState:
         final = stage.summary.get("verdicts") if stage is not None else None
         if isinstance(final, dict):
             return {str(k): v for k, v in final.items() if isinstance(v, int)}
-        return self.view.stats.verdicts if self.view.stats else {}
+        live = Counter(self.view.verdicts_before)
+        live.update(self.view.stats.verdicts if self.view.stats else {})
+        return dict(live)
 
     def admitted(self) -> tuple[int, int]:
         """Samples that may be trained on, and all that were judged."""

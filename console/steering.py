@@ -98,12 +98,14 @@ class Steering(Base):
             self.say(f"{word}: r when it has stopped" if wait else f"nothing to resume: {word}")
             return
         generate = session.state.view.stages.get("generate")
+        used_up = session.state.view.reason.startswith("budget")
         left = max(0.0, session.state.budget_usd - session.state.spent_usd)
         text = (
             "Nothing is left to send; the run goes on where it stopped."
             if generate is not None and generate.status == "done"
-            else f"Requests are sent again; {f.usd(left)} of the budget are left. "
-            "The run goes on where it stopped."
+            else f"Requests are sent again; {f.usd(left)} of the budget are left"
+            + (" (--set run.budget_usd=USD gives more). " if used_up else ". ")
+            + "The run goes on where it stopped."
         )
         self._ask("Resume the run?", text, "Resume", "Stay halted", session.resume)
 

@@ -15,6 +15,7 @@ KEEP_LOG = 500
 KEEP_TRAIN = 1_200
 STILL: dict[str, Any] = {
     **dict.fromkeys(("sent_per_min", "done_per_min", "tokens_per_s", "usd_per_min"), 0.0),
+    "verdicts": {},
     **dict.fromkeys(("forecast_usd", "forecast_error_usd", "eta_s", "eta_error_s")),
 }
 """Of the statistics, what a new life knows nothing of before it has sent something."""
@@ -42,6 +43,8 @@ class RunView(msgspec.Struct):
     started: ev.RunStarted | None = None
     stages: dict[str, StageView] = {}
     stats: ev.Stats | None = None
+    verdicts_before: dict[str, int] = {}
+    """Live verdicts of earlier lives: those of `stats` are this life's."""
     host: ev.Host | None = None
     train: ev.Train | None = None
     train_history: list[tuple[int, float]] = []
@@ -69,6 +72,8 @@ def fold(view: RunView, event: ev.Event) -> RunView:
         case ev.RunStarted():
             view.started, view.halt = event, None  # how an earlier life ended is its own business
             if view.stats is not None:
+                for name, count in view.stats.verdicts.items():
+                    view.verdicts_before[name] = view.verdicts_before.get(name, 0) + count
                 view.stats = msgspec.structs.replace(view.stats, **STILL)
             for name in event.stages:
                 view.stage(name)

@@ -201,6 +201,11 @@ async def test_resume_is_confirmed_with_cancel_focused() -> None:
         assert app.still.asked == []
         await pilot.press("r", "right", "enter")
         await until(pilot, lambda: app.still.asked == ["resume"], "resume was asked for")
+        app.still.state.view.reason = "budget: $10.0000 spent or reserved"
+        await pilot.press("r")
+        await pilot.pause()
+        assert "--set run.budget_usd=USD" in app.shown()
+        await pilot.press("escape")
         app.still.state.view.stages["generate"].status = "done"
         await pilot.press("r")
         await pilot.pause()

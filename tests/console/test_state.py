@@ -80,7 +80,8 @@ def test_phases() -> None:
 def test_a_new_life_keeps_the_counts_and_neither_the_halt_nor_the_rates() -> None:
     state = replay("halted")
     assert state.view.halt is not None and state.view.stats is not None
-    before = state.view.stats
+    before, verdicts = state.view.stats, state.verdicts
+    assert sum(verdicts.values()) > 0
     state.apply(ev.RunStarted(seq=99_999, run_id="r", resumed=True, stages=["generate"]), 1.0)
     after = state.view.stats
     assert state.view.halt is None
@@ -91,6 +92,10 @@ def test_a_new_life_keeps_the_counts_and_neither_the_halt_nor_the_rates() -> Non
     )
     assert before.done_per_min > 0 and after.done_per_min == after.usd_per_min == 0.0
     assert after.forecast_usd is None and after.eta_s is None
+    assert state.verdicts == verdicts and after.verdicts == {}
+    fresh = msgspec.structs.replace(after, seq=100_000, verdicts={"exact": 2})
+    state.apply(fresh, 1.0)
+    assert state.verdicts == {**verdicts, "exact": verdicts["exact"] + 2}
 
 
 def test_questions_of_the_top_bar() -> None:
