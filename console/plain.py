@@ -16,7 +16,7 @@ from rich.text import Text
 
 from console import exactness, status
 from console import format as f
-from console.sanitize import clean
+from console.sanitize import clean, cut
 from console.state import ConsoleState
 from console.summary import headline
 from console.widgets.line import Line, Part, plain
@@ -238,9 +238,18 @@ def print_verdicts(out: Console, state: ConsoleState) -> None:
 def print_errors(out: Console, state: ConsoleState, most: int) -> None:
     errors = sorted(state.view.stats.errors, key=lambda e: -e.count) if state.view.stats else []
     if errors:
+        shown = errors[:most]
+        names_width = max(len(e.error_class) for e in shown) + max(len(e.provider) for e in shown)
+        room = max(40, out.width - names_width - 24)  # 24: count, clock and the gaps
         rows: list[list[Part]] = [
-            [f.count(e.count), e.error_class, e.provider, f.clock(e.last_ts), clean(e.example)[:60]]
-            for e in errors[:most]
+            [
+                f.count(e.count),
+                e.error_class,
+                e.provider,
+                f.clock(e.last_ts),
+                cut(clean(e.example), room),
+            ]
+            for e in shown
         ]
         names = ("class", "provider", "last", "example")
         out.print(grid("errors", [("count", ">"), *((name, "<") for name in names)], rows))

@@ -95,7 +95,7 @@ def summary_lines(data: dict[str, Any]) -> list[str]:
         ]
     if data.get("classes"):
         worst = [f"{n} {name}" for name, n in list(data["classes"].items())[:5]]
-        lines.append("rejected  " + " · ".join(worst))
+        lines.append("not kept  " + " · ".join(worst))
     if drafter := data.get("drafter"):
         lines.append(_drafter_line(drafter))
     if exports := data.get("exports"):

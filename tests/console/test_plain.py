@@ -5,10 +5,11 @@ line.
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from console.__main__ import main
-from console.plain import make_console, print_halt, status_line
+from console.plain import make_console, print_errors, print_halt, status_line
 from console.watch import watch
 from core import events as ev
 from core.config import parse
@@ -155,6 +156,21 @@ def test_status_and_report_of_a_halted_run_show_its_account(
         assert f"halt by alice (key): {account}" in out
         assert "HALTED · ok 113 rejected 5 failed 1 pending 85 · " in out
     assert "generate     ■ stopped" in out and "running" not in out
+
+
+@pytest.mark.parametrize(("columns", "whole"), [("90", False), ("200", True)])
+def test_what_an_error_said_gets_the_room_that_there_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured, columns: str, whole: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    said_by_it = "33052 prompt tokens, max_tokens leaves 768 in the largest context; shorten it"
+    row = ev.ErrorRow(provider="alder", error_class="prompt_too_long", count=2, example=said_by_it)
+    state = replay("halted")
+    assert state.view.stats is not None
+    state.view.stats = msgspec.structs.replace(state.view.stats, errors=[row])
+    print_errors(make_console(), state, 5)
+    last = capsys.readouterr().out.split("\n")[2].rstrip()
+    assert last.endswith(said_by_it) if whole else last.endswith("…") and 80 < len(last) <= 90
 
 
 def test_a_budget_that_ended_a_run_is_named_once(capsys: Captured) -> None:

@@ -257,6 +257,8 @@ def test_the_last_page_counts_what_is_in_the_files(run: RunDir) -> None:
     assert "2 of 2 outputs equal plain greedy" in text
     assert "$0.7500 of $10.00" in text and "$0.5000 of it uncertain" in text
     assert summary.lines == summary_lines(data)
+    lost = summary_lines({**data, "classes": {"empty_answer": 2, "count_mismatch": 1}})
+    assert "not kept  2 empty_answer · 1 count_mismatch" in lost
     json.dumps(data)
 
 
