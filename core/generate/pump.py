@@ -177,7 +177,7 @@ class Pump:
                 closed = self._why_closed(queue)
                 self.stranded = f"{queue.dataset}: only those hold its longest prompts: {closed}"
                 self._postpone(queue, item, "no_lane", closed)
-            elif not any(could_ever_fit(self._worst(item.prepared, one)) for one in holding):
+            elif not any(could_ever_fit(self._reservation(item, one)) for one in holding):
                 budget = self._budget
                 left = f"${budget.budget_usd - budget.spent_usd:.4f} left"
                 why = f"{left} of run.budget_usd {budget.budget_usd:g}"

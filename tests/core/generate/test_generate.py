@@ -10,7 +10,8 @@ import pytest
 
 from core import events as ev
 from core.errors import ConfigError, ProviderError
-from core.generate import Recovered, pump, queues
+from core.generate import Recovered, dispatch, pump, queues
+from core.limit import Limit
 from core.schema import SpendLine, reply_text
 from tests.core.generate.rig import (
     ALDER,
@@ -421,6 +422,17 @@ async def test_a_provider_that_bills_more_than_its_prices_allow_is_stopped() -> 
     assert result.reason == "stopped" and "more than its prices allow" in result.detail
     assert len(router.bodies) == 1  # nothing leaves between a reply and its bill
     assert run.check_books() == pytest.approx(0.1)
+
+
+async def test_the_faster_mode_gives_nobody_up_who_only_waits_for_a_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After 120 replies the worst case does not fit any more, what answers have taken does."""
+    monkeypatch.setattr(dispatch, "Limit", lambda ceiling, error_rate: Limit(2, error_rate))
+    async with serving(Router()) as router:
+        options = {"max_tokens": 4_000, "reserve": "p99", "run": {"budget_usd": 0.2}}
+        result = await Run(router, prompts_of(160), max_in_flight=4, **options).go()
+    assert (result.reason, result.outcomes, result.pending) == ("", {"ok": 160}, 0)
 
 
 async def test_the_faster_mode_reserves_what_answers_have_taken() -> None:
