@@ -122,6 +122,7 @@ class RolloutHead(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_id: str
     attempt: int = 1
+    backend: str = ""
     outcome: str
     error_class: str | None = None
     final: bool = True

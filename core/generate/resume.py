@@ -4,6 +4,7 @@ count.
 Knows completions.jsonl and spend.jsonl, nothing about networks. Costs one pass over each file.
 """
 
+import math
 from collections.abc import Set
 
 import msgspec
@@ -11,16 +12,22 @@ import msgspec
 from core.budget import PICO
 from core.generate.ports import Recovered, Unjudged
 from core.generate.tally import Tally
+from core.providers.price import money
 from core.schema import CLOSING, UNJUDGED, Rollout, RolloutHead, SpendLine
 from core.store import RunDir, read_at, read_jsonl, read_placed
 
 
 def recover(run: RunDir) -> Recovered:
     """Finished prompts, open dispatches and the books of earlier lives. Torn or corrupt lines count
-    as not written."""
+    as not written: a closing line needs no dispatch line, and a paid reply that spend.jsonl does
+    not know is an open dispatch, so that a damaged file never makes the books cheaper than the
+    other one shows."""
     found = Recovered()
     open_: dict[tuple[str, int], SpendLine] = {}
+    closed: set[tuple[str, int]] = set()
     for line in read_jsonl(run.spend, SpendLine):
+        if not _sound(line):
+            continue
         tally = found.tallies.setdefault(line.backend, Tally())
         if line.kind in ("account", "adjusted"):
             tally.add(line)
@@ -29,7 +36,7 @@ def recover(run: RunDir) -> Recovered:
             continue
         key = (line.prompt_id, line.attempt)
         found.attempts[line.prompt_id] = max(found.attempts.get(line.prompt_id, 0), line.attempt)
-        if line.kind == "dispatch":
+        if line.kind == "dispatch" and key not in closed:
             open_[key] = line
             tally.add(line)
         elif line.kind == "known":
@@ -39,7 +46,9 @@ def recover(run: RunDir) -> Recovered:
                     generation_id=line.generation_id,
                     provider=line.provider or open_[key].provider,
                 )
-        elif line.kind in CLOSING and open_.pop(key, None) is not None:
+        elif line.kind in CLOSING and key not in closed:
+            closed.add(key)
+            open_.pop(key, None)
             _close(found, line)
             tally.add(line)
     found.reply = lambda at: next(read_at(run.completions, [at], Rollout))
@@ -48,11 +57,14 @@ def recover(run: RunDir) -> Recovered:
         if head.error_class == UNJUDGED:
             found.unjudged[head.prompt_id] = Unjudged(head.attempt, at)
         found.attempts[head.prompt_id] = max(found.attempts.get(head.prompt_id, 0), head.attempt)
-        if (head.prompt_id, head.attempt) in open_:
-            found.replied[head.prompt_id, head.attempt] = head
-        if not head.final and head.outcome != "aborted" and head.usage.cost_usd:
+        key, cost_usd = (head.prompt_id, head.attempt), money(head.usage.cost_usd) or 0.0
+        if cost_usd and key not in closed and key not in open_:
+            open_[key] = _unwritten(head, cost_usd)
+        if key in open_ and (cost_usd or not head.usage.cost_usd):
+            found.replied[key] = head
+        if not head.final and head.outcome != "aborted" and cost_usd:
             paid_usd = found.retried_usd.get(head.prompt_id, 0.0)
-            found.retried_usd[head.prompt_id] = paid_usd + head.usage.cost_usd
+            found.retried_usd[head.prompt_id] = paid_usd + cost_usd
         if head.final and head.outcome != "aborted" and head.prompt_id not in found.finished:
             found.finished.add(head.prompt_id)
             found.outcomes[head.outcome] = found.outcomes.get(head.outcome, 0) + 1
@@ -60,6 +72,25 @@ def recover(run: RunDir) -> Recovered:
     _bill_unjudged(run, found, open_.keys())
     found.uncertain_usd = sum(t.unproven for t in found.tallies.values()) / PICO
     return found
+
+
+def _sound(line: SpendLine) -> bool:
+    """Whether its amounts can be: only a correction is negative."""
+    amounts = (line.cost_usd, line.cap_usd, line.reserve_usd)
+    least = -math.inf if line.kind == "adjusted" else 0.0
+    return all(math.isfinite(usd) and usd >= least for usd in amounts)
+
+
+def _unwritten(head: RolloutHead, cost_usd: float) -> SpendLine:
+    """The dispatch line that a paid reply must have had."""
+    return SpendLine(
+        ts=0.0,
+        kind="dispatch",
+        prompt_id=head.prompt_id,
+        attempt=head.attempt,
+        backend=head.backend,
+        reserve_usd=cost_usd,
+    )
 
 
 def _bill_unjudged(run: RunDir, found: Recovered, open_: Set[tuple[str, int]]) -> None:

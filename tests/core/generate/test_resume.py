@@ -238,3 +238,47 @@ async def test_the_forecast_knows_paid_attempts_of_earlier_lives_but_not_the_pri
         run = Run(router, prompts_of(3), recovered=found)
         await run.go()
     assert run.generator._board.forecast.mean_usd("d") == pytest.approx((0.0018 + 0.001) / 2)
+
+
+ENDLESS = b"1e999"
+
+
+@pytest.mark.parametrize("amount", [ENDLESS, b"-5", b"-1e999"])
+def test_an_amount_that_cannot_be_counts_as_not_written(tmp_path: Path, amount: bytes) -> None:
+    run = RunDir(tmp_path)
+    write(run.spend, spend("a", "dispatch"), spend("a", "billed", cost=0.004))
+    run.spend.write_bytes(run.spend.read_bytes().replace(b"0.004", amount))
+    found = recover(run)
+    assert found.spent_usd == 0.0
+    assert [(line.prompt_id, line.reserve_usd) for line in found.open] == [("a", 0.01)]
+
+
+@pytest.mark.parametrize("amount", [ENDLESS, b"-5"])
+def test_a_reply_whose_cost_cannot_be_settles_no_dispatch(tmp_path: Path, amount: bytes) -> None:
+    run = RunDir(tmp_path)
+    write(run.spend, spend("a", "dispatch"))
+    write(run.completions, rollout("a"))
+    run.completions.write_bytes(run.completions.read_bytes().replace(b"0.002", amount))
+    found = recover(run)
+    assert [line.prompt_id for line in found.open] == ["a"] and not found.replied
+    assert found.finished == {"a"} and not found.retried_usd
+
+
+def test_a_closing_line_whose_dispatch_line_is_lost_is_booked_once(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    closing = spend("a", "billed", cost=0.004)
+    write(run.spend, closing, closing, spend("a", "dispatch"), closing)
+    found = recover(run)
+    assert found.spent_usd == 0.004 and not found.open and found.replies == {"a": 1}
+
+
+def test_a_paid_reply_that_the_books_do_not_know_is_an_open_dispatch(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write(run.completions, rollout("a"), rollout("b"), rollout("b", attempt=2))
+    write(run.spend, spend("b", "dispatch"), spend("b", "billed", cost=0.002))
+    found = recover(run)
+    assert [(x.prompt_id, x.attempt, x.backend, x.reserve_usd) for x in found.open] == [
+        ("a", 1, "openrouter", 0.002),
+        ("b", 2, "openrouter", 0.002),
+    ]
+    assert found.replied.keys() == {("a", 1), ("b", 2)} and found.finished == {"a", "b"}
