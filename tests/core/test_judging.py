@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from core.config import parse
 from core.conventions import LEARN_SAMPLES
 from core.pipeline import judge_process
-from core.pipeline.judge_process import Desk, Judged
+from core.pipeline.judge_process import Desk, Judged, JudgeProcess
 from core.pipeline.judging import PROCESS_FROM, Judges
 from core.reconstruct import StopOffsets, observe
 from core.schema import Prompt, Rollout, Usage
@@ -250,6 +250,22 @@ async def test_a_process_that_answers_nothing_is_killed(
     assert [w.split(";")[0] for w in warnings] == (
         ["the judging process gave no answer for 0 s"] if limit == "MOST_S" else []
     )
+
+
+async def test_the_clock_starts_again_with_every_answer_and_stands_while_nobody_waits() -> None:
+    loop, lost = asyncio.get_running_loop(), list[str]()
+    process = JudgeProcess(parse({}, "test"), StopOffsets(), lost.append)
+    waiting = [loop.create_future() for _ in range(2)]
+    process._on_way.extend(waiting)
+    process._wait_on()
+    first = process._deadline
+    process._take([None])
+    second = process._deadline
+    assert first is not None and first.cancelled()
+    assert second is not None and not second.cancelled() and second.when() >= first.when()
+    process._take([None])
+    assert second.cancelled() and process._deadline is None
+    assert all(answer.result() is None for answer in waiting) and not lost
 
 
 async def test_a_killed_engine_leaves_no_process_behind() -> None:
