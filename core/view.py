@@ -95,6 +95,8 @@ def fold(view: RunView, event: ev.Event) -> RunView:
             stage = view.stage(event.stage)
             stage.status, stage.error = "failed", event.error
         case ev.Stats():
+            if not event.providers and view.stats is not None:  # who gives up asks nobody
+                event = msgspec.structs.replace(event, providers=view.stats.providers)
             view.stats = event
         case ev.Host():
             view.host = event

@@ -93,8 +93,8 @@ def test_a_new_life_keeps_the_counts_and_neither_the_halt_nor_the_rates() -> Non
     assert before.done_per_min > 0 and after.done_per_min == after.usd_per_min == 0.0
     assert after.forecast_usd is None and after.eta_s is None
     assert state.verdicts == verdicts and after.verdicts == {}
-    fresh = msgspec.structs.replace(after, seq=100_000, verdicts={"exact": 2})
-    state.apply(fresh, 1.0)
+    state.apply(ev.Stats(seq=100_000, verdicts={"exact": 2}), 1.0)
+    assert state.view.stats.providers == before.providers  # of a life that gives up
     assert state.verdicts == {**verdicts, "exact": verdicts["exact"] + 2}
 
 
