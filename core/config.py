@@ -204,5 +204,11 @@ def _check(config: Config, where: str) -> None:
             f"{where}: openrouter.reasoning_effort and openrouter.reasoning_max_tokens exclude "
             "each other; keep one"
         )
+    host = router.base_url.partition("//")[2].partition("/")[0]
+    if config.target.kind == "embedded" and host.endswith("openrouter.ai"):
+        raise ConfigError(
+            f"{where}: openrouter.base_url is the real one, and nobody there speaks the tokens of "
+            'the built-in model; write [target] kind = "hf" with its path and tokenizer'
+        )
     if config.target.kind == "hf" and not (config.target.path and config.target.tokenizer):
         raise ConfigError(f'{where}: target.kind = "hf" needs target.path and target.tokenizer')

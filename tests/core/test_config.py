@@ -85,6 +85,10 @@ def test_the_embedded_target_is_never_asked_of_openrouter_by_default() -> None:
         ({"dataset": [{"name": "a", "path": "x"}, {"name": "a", "path": "y"}]}, "appears twice"),
         ({"dataset": [{"name": "a"}]}, "has no path"),
         ({"target": {"kind": "hf"}}, "needs target.path"),
+        (
+            {"generate": {"openrouter": {"base_url": "https://openrouter.ai/api/v1"}}},
+            "nobody there speaks the tokens of the built-in model; write [target]",
+        ),
         ({"target": {"device": "cdua"}}, "target.device: not a device; use cpu, mps, cuda"),
         ({"train": {"device": "cuda:x"}}, "train.device: not a device"),
     ],
