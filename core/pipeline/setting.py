@@ -3,13 +3,14 @@
 Knows config and prompts, nothing about processes.
 """
 
+from io import BytesIO
 from pathlib import Path
 
 import msgspec
 
 from core.config import Config
 from core.embedded import TARGET_DIR
-from core.errors import PromptError
+from core.errors import PromptError, StoreError
 from core.prompts import load_prompts
 from core.render.hub import hub_name
 from core.schema import Prompt
@@ -51,4 +52,14 @@ def write_prompts(run: RunDir, config: Config) -> list[Prompt]:
 
 
 def read_prompts(run: RunDir) -> list[Prompt]:
-    return list(read_jsonl(run.prompts, Prompt))
+    """What `write_prompts` froze; none without the file. Raises StoreError where a line cannot be
+    read: its prompt would be left out in silence."""
+    prompts = list(read_jsonl(run.prompts, Prompt))
+    with run.prompts.open("rb") if run.prompts.exists() else BytesIO() as file:
+        lost = sum(not line.isspace() for line in file) - len(prompts)
+    if lost:
+        raise StoreError(
+            f"{run.prompts}: {lost} prompts cannot be read; delete it, and `eyas resume` reads the "
+            "datasets again"
+        )
+    return prompts

@@ -11,7 +11,7 @@ import pytest
 from core import events as ev
 from core import view as vw
 from core.config import Config, load, parse
-from core.errors import Halted, UsageError
+from core.errors import Halted, StoreError, UsageError
 from core.pipeline import doctor, rebuild
 from core.pipeline import launch as lc
 from core.pipeline.gateway import KEY_ENV, _with_addresses, needs_gateway
@@ -169,6 +169,18 @@ def test_rebuild_takes_one_final_reply_a_prompt_in_the_order_of_the_prompts(run:
     assert summary["samples"] == 3 and summary["without_reply"] == {"failed": 1}
     assert sum(summary["verdicts"].values()) == 3 and samples[2].verdict == "rejected"
     assert warned == [f"corrupt_line at byte {sum(map(len, data[:3]))}"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "middle"])
+def test_prompts_that_cannot_be_read_are_not_left_out_in_silence(run: RunDir, damage: str) -> None:
+    write_prompts(run, config())
+    data = run.prompts.read_bytes()
+    half = len(data) // 2
+    run.prompts.write_bytes(data[:half] + (b"" if damage == "cut" else b"\xff" + data[half + 1 :]))
+    with pytest.raises(StoreError, match=r"prompts.jsonl: 1 prompts cannot be read; delete it"):
+        read_prompts(run)
+    run.prompts.unlink()
+    assert read_prompts(run) == []
 
 
 def test_rebuild_is_the_same_on_one_core_and_on_all(
