@@ -20,7 +20,7 @@ from core.config import Config
 from core.errors import EyasError
 from core.pipeline.gateway import Gateway, needs_gateway
 from core.pipeline.setting import resolve
-from core.pipeline.stages import refuse_missing_devices, selected
+from core.pipeline.stages import refuse_what_is_missing, selected
 from core.prompts import load_prompts
 from core.providers import make_provider
 from core.providers.base import Advice
@@ -124,9 +124,9 @@ def _limits(config: Config) -> Iterator[Check]:
 
 def _devices(config: Config) -> Check:
     try:
-        refuse_missing_devices(config, selected(config))
+        refuse_what_is_missing(config, selected(config))
     except EyasError as e:
-        return Check("fail", "GPU", str(e))
+        return Check("fail", "stages", str(e))
     names = ", ".join(g.name for g in gpu.available_gpus()) or "none"
     return Check(
         "ok", "GPU", f"{names}; extract on {config.target.device}, train on {config.train.device}"

@@ -45,7 +45,7 @@ from core.pipeline.stages import (
     Markers,
     Stage,
     clear_outputs,
-    refuse_missing_devices,
+    refuse_what_is_missing,
     selected,
     stage_named,
 )
@@ -119,7 +119,7 @@ class Engine:
             for number in (signal.SIGTERM, signal.SIGINT):
                 name = signal.Signals(number).name
                 self._loop.add_signal_handler(number, self.halt, "signal", name, "")
-            await asyncio.to_thread(refuse_missing_devices, self.config, self._chosen())
+            await asyncio.to_thread(refuse_what_is_missing, self.config, self._chosen())
             renderer = await asyncio.to_thread(renderer_of, self.config)
             self._pin_tokenizer(renderer.tokenizer)  # a refused start writes no prompts
             prompts = await asyncio.to_thread(self._prompts)

@@ -83,9 +83,17 @@ def selected(config: Config) -> list[Stage]:
     return [s for s in ORDER if not config.run.stages or s.name in config.run.stages]
 
 
-def refuse_missing_devices(config: Config, stages: Iterable[Stage]) -> None:
-    """Raises UsageError: before the first paid request, not when the replies wait for a GPU."""
+def refuse_what_is_missing(config: Config, stages: Iterable[Stage]) -> None:
+    """Raises UsageError: before the first paid request, not when the replies wait for a GPU or for
+    the target's weights."""
+    target = Path(config.target.path)
     for stage in stages:
+        reads = stage.name in ("extract", "train", "evaluate", "export")
+        if reads and config.target.kind == "hf" and not (target / "config.json").is_file():
+            raise UsageError(
+                f"target.path {target}: no config.json of a model; name its folder, or leave stage "
+                f"{stage.name} and those after it out of run.stages"
+            )
         section = {"extract": "target", "evaluate": "target", "train": "train"}.get(stage.name)
         device = getattr(config, section).device if section else "cpu"
         if why := gpu.why_missing(device):

@@ -12,7 +12,7 @@ from core import gpu
 from core.config import parse
 from core.errors import UsageError
 from core.gpu import HostSampler, available_gpus, gpu_rows
-from core.pipeline.stages import refuse_missing_devices, selected
+from core.pipeline.stages import refuse_what_is_missing, selected
 from tests.faults.rig import wait_for
 
 ANSWERS: dict[str, Any] = {
@@ -69,14 +69,25 @@ def test_a_device_that_is_not_there_is_told_without_torch(
     monkeypatch.setattr(Path, "exists", lambda self: False)
     assert gpu.why_missing(device) == why
     config = parse({"target": {"device": device}, "run": {"stages": ["generate"]}}, "t")
-    refuse_missing_devices(config, selected(config))  # nothing that needs it runs
+    refuse_what_is_missing(config, selected(config))  # nothing that needs it runs
     config = parse({"target": {"device": device}}, "t")
     if not why:
-        refuse_missing_devices(config, selected(config))
+        refuse_what_is_missing(config, selected(config))
         return
     with pytest.raises(UsageError, match=r"leave stage extract out of run\.stages") as caught:
-        refuse_missing_devices(config, selected(config))
+        refuse_what_is_missing(config, selected(config))
     assert f'target.device = "{device}": {why}' in str(caught.value)
+
+
+def test_a_target_without_weights_is_refused_before_anything_is_paid(tmp_path: Path) -> None:
+    target = {"kind": "hf", "path": str(tmp_path), "tokenizer": "t"}
+    config = parse({"target": target}, "t")
+    with pytest.raises(UsageError, match=r"no config\.json of a model; .* leave stage extract"):
+        refuse_what_is_missing(config, selected(config))
+    generating = parse({"target": target, "run": {"stages": ["generate", "audit"]}}, "t")
+    refuse_what_is_missing(generating, selected(generating))
+    (tmp_path / "config.json").write_text("{}")
+    refuse_what_is_missing(config, selected(config))
 
 
 def test_a_driver_that_nvml_does_not_show_gets_the_benefit(monkeypatch: pytest.MonkeyPatch) -> None:
