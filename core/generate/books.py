@@ -248,9 +248,10 @@ class Books:
             return Bill(kind="free", usage=usage)
         if usage.cost_usd is not None:
             return Bill(kind="billed", cost_usd=usage.cost_usd, usage=usage)
-        if reply.failure is not None and reply.failure.paid == "no":
+        paid = reply.failure.paid if reply.failure is not None else "maybe"
+        if paid == "no" and reply.kind != "sse":
             return Bill(kind="free", usage=usage)
-        insured = reply.failure is not None and reply.failure.paid == "insured"
+        insured = paid != "maybe"  # so is a limit that is hit when a stream has begun
         if reply.generation_id:
             tries = FEW_TRIES if insured else len(self._delays_s)
             found = await self.look_up(lane.provider, reply.generation_id, tries)

@@ -378,6 +378,28 @@ async def test_refusals_that_come_before_the_first_answers_stop_nobody(stream: b
     assert run.check_books() == pytest.approx(0.012)
 
 
+@pytest.mark.parametrize(("cost", "bill"), [(0.0003, "looked_up"), (None, "free")])
+async def test_a_limit_that_is_hit_in_the_middle_of_a_stream_is_looked_up(
+    cost: float | None, bill: str
+) -> None:
+    """Something was sampled; where nobody knows a bill, it is insured."""
+    error = {"code": 429, "message": "slow down", "availability": {"retry_after": 0.01}}
+    end = b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
+    router = Router(
+        streams([*events_of(completion(id="gen-5"))[:3], end]),
+        otherwise=streams(events_of(completion())),
+    )
+    if cost is not None:
+        router.lookups = {"gen-5": [(200, {"total_cost": cost})]}
+    run = await one(router, openrouter={"stream": True})
+    assert router.looked_up[0] == "gen-5"
+    assert [(r.outcome, r.error_class, r.bill) for r in run.rollouts] == [
+        ("failed", "rate_limited", bill),
+        ("ok", None, "billed"),
+    ]
+    assert run.check_books() == pytest.approx(0.001 + (cost or 0.0))
+
+
 async def test_a_stream_that_has_begun_clears_its_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end may be minutes away."""
     monkeypatch.setattr(landing, "backoff_s", lambda *_: 0.0)
