@@ -121,6 +121,8 @@ def _material(state: ConsoleState, width: int) -> list[Line]:
     """
     groups: dict[tuple[str, str], list[int]] = {}
     for o in state.view.outcomes:
+        if o.outcome == "aborted":  # pending, not lost
+            continue
         row = groups.setdefault((o.dataset, o.arm), [0, 0, 0, 0, 0])
         kept = o.verdict in ("exact", "consistent")
         row[0 if kept else 1 if o.verdict == "unverifiable" else 2] += 1

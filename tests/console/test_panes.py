@@ -282,12 +282,14 @@ def test_material_tells_open_from_lost_and_gives_the_rebuild_the_last_word() -> 
             ),
             1.0,
         )
+    cut = msgspec.structs.replace(state.view.outcomes[0], seq=5, outcome="aborted", verdict=None)
+    state.apply(cut, 1.0)
     shown = [plain(line) for line in work_panes.training(state, 56, 8)]
-    assert "from 4 outcomes" in shown[1]
+    assert "from 5 outcomes" in shown[1]
     assert shown[2].split() == ["dataset", "arm", "kept", "open", "lost", "calls", "tokens"]
     assert shown[3].split() == ["mine", "declared", "1", "2", "1", "0", "7"]
     many = ConsoleState("r")  # more than a reader keeps
-    many.view.outcomes = state.view.outcomes * 500
+    many.view.outcomes = state.view.outcomes * 400
     assert "material of the last 2,000 outcomes" in plain(work_panes.training(many, 56, 8)[1])
     verdicts = {"consistent": 3, "rejected": 1}
     state.apply(ev.StageFinished(seq=9, stage="reconstruct", summary={"verdicts": verdicts}), 1.0)
