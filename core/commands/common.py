@@ -59,8 +59,10 @@ def _ending(run: RunDir, status: Status) -> str:
     console says it."""
     if status.state == "done":
         return f"{run.run_id}: done; eyas report {run.path} says what it made"
-    why = f": {status.reason}" if status.reason and status.reason != status.state else ""
-    return f"{run.run_id}: {status.state}{why}; eyas resume {run.path} goes on"
+    said, reason = status.state, status.reason
+    if reason:
+        said = reason if reason.startswith(said) else f"{said}: {reason}"  # "halted (...)"
+    return f"{run.run_id}: {said}; eyas resume {run.path} goes on"
 
 
 def follow(start: lc.Start, detach: bool, plain: bool) -> int:

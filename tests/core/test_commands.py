@@ -181,6 +181,12 @@ def test_what_is_drawn_is_drawn_by_the_console(
         ("done", 0, "", "alpha: done; eyas report runs/alpha says what it made"),
         ("running", None, "", ""),
         ("crashed", None, "", "alpha: crashed; eyas resume runs/alpha goes on"),
+        (
+            "halted",
+            3,
+            "halted (me, key)",
+            "alpha: halted (me, key); eyas resume runs/alpha goes on",
+        ),
         ("failed", 1, "no key; set one", "alpha: failed: no key; set one; eyas resume runs/alpha"),
     ],
 )
