@@ -28,7 +28,7 @@ from core.providers.base import RETRYABLE, RETRYABLE_REPLIES
 from core.schema import Rollout, Sample
 
 UNCOUNTED = (base.Throttled, base.PaymentRequired, base.LocalEmfile, base.KeyRefused)
-"""Waits and faults of our own: they use up no attempt of a prompt (case C46)."""
+"""Waits and faults of our own: unpaid, they use up no attempt of a prompt (case C46)."""
 
 
 class Gate(msgspec.Struct):
@@ -301,7 +301,7 @@ class Lander:
                 return "failed", False
             if not self.gate.is_open:
                 return "aborted", False
-            return "failed", waits or may_again
+            return "failed", may_again or (waits and not paid)
         sample = landing.sample
         if sample is None or sample.verdict != "rejected":
             return "ok", False

@@ -400,6 +400,16 @@ async def test_a_limit_that_is_hit_in_the_middle_of_a_stream_is_looked_up(
     assert run.check_books() == pytest.approx(0.001 + (cost or 0.0))
 
 
+async def test_limits_that_are_hit_in_the_middle_are_not_paid_for_without_end() -> None:
+    error = {"code": 429, "message": "slow down", "availability": {"retry_after": 0.01}}
+    end = b"data: " + json.dumps({"error": error, **completion()}).encode() + b"\n\n"
+    cut = streams([*events_of(completion())[:3], end])
+    router = Router(*[cut] * 4, otherwise=streams(events_of(completion())))
+    run = await one(router, openrouter={"stream": True}, attempts_paid=3)
+    assert len(router.bodies) == 3 and run.outcomes[0].error_class == "rate_limited"
+    assert run.check_books() == pytest.approx(0.003)
+
+
 async def test_a_stream_that_has_begun_clears_its_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end may be minutes away."""
     monkeypatch.setattr(landing, "backoff_s", lambda *_: 0.0)
