@@ -262,7 +262,6 @@ class Limit:
         has passed, says nothing. Only the first of a round cuts the width and lengthens the
         back-off."""
         self.throttles += 1
-        self.breaker.forget_probe(sent_at)
         if retry_after_s:
             wait_s = retry_after_s * (1.0 + 0.1 * dice)
         else:
@@ -276,7 +275,6 @@ class Limit:
     ) -> None:
         """402: the balance does not cover what is open. Halve the window; money comes back as
         replies end, and not before the reply says."""
-        self.breaker.forget_probe(sent_at)
         wait_s = max(retry_after_s or 0.0, backoff_s(self._streak, dice))
         self.hold_until = max(self.hold_until, now + wait_s)
         if self._cut(now, CUT_PAYMENT, sent_at):
@@ -299,7 +297,6 @@ class Limit:
     def halve_ceiling(self, now: float, sent_at: float) -> None:
         """Our own descriptors ran out (EMFILE): the configured ceiling was too high for this
         process. Once a round, and never again at once, because others may hold what is missing."""
-        self.breaker.forget_probe(sent_at)
         self.hold_until = max(self.hold_until, now + BACKOFF_FLOOR_S)
         if sent_at <= self._starved_at:
             return

@@ -18,7 +18,7 @@ from core.generate.account import READ_GAPS_S, Accounts, bill_clients
 from core.generate.attempt import Attempts, Landing
 from core.generate.board import Board
 from core.generate.books import LOOKUP_DELAYS_S, Books
-from core.generate.landing import error_of, outcome_event
+from core.generate.outcome import error_of, outcome_event
 from core.generate.ports import GenerateResult, Ports
 from core.generate.queues import Item
 from core.generate.request import refused

@@ -72,6 +72,11 @@ class Aloft:
         self.task: asyncio.Task[Any] | None = None
         self.written = written
 
+    @property
+    def sent_at(self) -> float:
+        """When it was on the wire; of one that never was, when it was sent for."""
+        return self.started_at if self.flight.left_at is None else self.flight.left_at
+
     def cut(self, reason: str) -> None:
         """Stop it at its next step, which for a request that has not left means that it never
         leaves."""

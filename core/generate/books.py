@@ -70,6 +70,7 @@ class Books:
         self.tallies = {} if tallies is None else tallies
         self._permits = asyncio.Semaphore(LOOKUPS_AT_ONCE)
         self._hurried = asyncio.Event()
+        self._clocks: set[asyncio.Timeout] = set()
         self._end_by: float | None = None
         self._say = say
         self.refused: set[str] = set()
@@ -207,6 +208,8 @@ class Books:
         if self._end_by is None:
             self._end_by = asyncio.get_running_loop().time() + SEVERED_S
             self._hurried.set()
+            for clock in self._clocks:
+                clock.reschedule(self._end_by)
 
     def _enough(self, tries: int) -> bool:
         """Whether nobody wants to wait for more than these."""
@@ -228,8 +231,12 @@ class Books:
             if provider.name in self.refused:
                 return None
             try:
-                async with asyncio.timeout_at(self._end_by):
-                    return await provider.lookup(generation_id)
+                async with asyncio.timeout_at(self._end_by) as clock:
+                    self._clocks.add(clock)
+                    try:
+                        return await provider.lookup(generation_id)
+                    finally:
+                        self._clocks.discard(clock)
             except KeyRefused as error:
                 self._refuse(provider.name, error)
             except (ProviderError, TimeoutError):

@@ -19,13 +19,14 @@ from core.generate.attempt import Aloft, Attempts, Landing
 from core.generate.board import Board
 from core.generate.books import Bill
 from core.generate.lanes import Lane
+from core.generate.outcome import error_of, outcome_event
 from core.generate.ports import Ports
 from core.generate.queues import Item, Queues
 from core.generate.request import refused
 from core.limit import Limit, Patience, backoff_s, waited_s
 from core.providers import base
 from core.providers.base import RETRYABLE, RETRYABLE_REPLIES
-from core.schema import Rollout, Sample
+from core.schema import Rollout
 
 UNCOUNTED = (base.Throttled, base.PaymentRequired, base.LocalEmfile, base.KeyRefused)
 """Waits and faults of our own: unpaid, they use up no attempt of a prompt (case C46)."""
@@ -157,13 +158,13 @@ class Lander:
         if cut == "disk_full":
             self.halt("disk_full", "")
         if cut:
-            lane.limit.unknown(left_at)
+            lane.limit.unknown(aloft.sent_at)
         elif reply.failure is None or isinstance(reply.failure, base.Refused):
             # A refusal comes at once: by its time every answer would be a slow one.
             begun_at = flight.first_at if reply.failure is None else None
             ttft_s = begun_at - left_at if begun_at is not None else None
             wait_s = waited_s(now - left_at, ttft_s, reply.usage.completion_tokens)
-            lane.limit.succeeded(now, left_at, self._dice.random(), wait_s)
+            lane.limit.succeeded(now, aloft.sent_at, self._dice.random(), wait_s)
             lane.barren_since = None
             lane.refusals.answered(left_at)
             self._patience(lane).answered()
@@ -229,6 +230,8 @@ class Lander:
         lane = aloft.lane
         siblings = [one for one in self.lanes if one.backend == lane.backend]
         lane.errors += 1
+        if isinstance(failure, UNCOUNTED):
+            lane.limit.unknown(aloft.sent_at)
         match failure:
             case base.Throttled():
                 for one in siblings if failure.platform else [lane]:
@@ -249,13 +252,13 @@ class Lander:
                 for one in siblings:
                     self.stop_lane(one, f"key refused: {failure}")
             case base.Fatal():
-                lane.limit.unknown(left_at)
+                lane.limit.unknown(aloft.sent_at)
                 open_, prompt_id = lane.limit.in_flight, aloft.item.prompt.prompt_id
                 older = partial(self._attempts.left_before, lane)
                 if lane.refusals.refused(prompt_id, left_at, open_, older):
                     self.stop_lane(lane, f"{failure.kind}: {failure}")
             case _:
-                lane.limit.failed(now, left_at, self._dice.random())
+                lane.limit.failed(now, aloft.sent_at, self._dice.random())
                 self._lose_patience(lane, failure, now)
                 open_here = sum(one.limit.in_flight for one in siblings)
                 patience = self._patience(lane)
@@ -365,36 +368,3 @@ class Lander:
         if sample is not None:
             self.board.verdicts[sample.verdict] += 1
         self._ports.emit(outcome_event(rollout, sample, landing.bill.cost_usd if landing else None))
-
-
-def outcome_event(
-    rollout: Rollout, sample: Sample | None = None, cost_usd: float | None = None
-) -> ev.Outcome:
-    return ev.Outcome(
-        prompt_id=rollout.prompt_id,
-        dataset=rollout.dataset,
-        arm=rollout.arm,
-        backend=rollout.backend,
-        outcome=rollout.outcome,
-        sample_id=sample.sample_id if sample else "",
-        provider=rollout.provider,
-        error_class=rollout.error_class,
-        verdict=sample.verdict if sample else None,
-        attempt=rollout.attempt,
-        prompt_tokens=rollout.usage.prompt_tokens,
-        completion_tokens=rollout.usage.completion_tokens,
-        cost_usd=cost_usd,
-        latency_s=rollout.timings.total_s if rollout.timings else None,
-        calls=len(sample.calls) if sample else 0,
-    )
-
-
-def error_of(landing: Landing) -> tuple[str | None, str | None]:
-    """(class, what was said) of an attempt that did not end well."""
-    if landing.cut:
-        return "cut_" + landing.cut, None
-    if landing.failure is not None:
-        return landing.failure.kind, str(landing.failure)
-    if landing.sample is not None and landing.sample.verdict == "rejected":
-        return landing.sample.error_class, None
-    return None, None

@@ -46,15 +46,16 @@ async def tick(
 
 async def watch_load(lanes: list[Lane]) -> None:
     """For ever. A local server's own queue is a reason to send less."""
-    loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(LOAD_S)
-        for lane in lanes:
-            if lane.stopped or not lane.spec.price.free:
-                continue
-            try:
-                load = await lane.provider.load(lane.name)
-            except ProviderError:
-                continue  # the requests themselves will tell
-            if load is not None:
-                lane.limit.queue_seen(loop.time(), load.waiting)
+        local = [lane for lane in lanes if lane.spec.price.free and not lane.stopped]
+        await asyncio.gather(*map(_read_load, local))
+
+
+async def _read_load(lane: Lane) -> None:
+    try:
+        load = await lane.provider.load(lane.name)
+    except ProviderError:
+        return  # the requests themselves will tell
+    if load is not None:
+        lane.limit.queue_seen(asyncio.get_running_loop().time(), load.waiting)

@@ -58,6 +58,7 @@ class Pump:
         self._budget: Budget = attempts.books.budget
         self.window = config.generate.max_in_flight
         self.rendering = 0
+        self._look_at = 0.0
         self.stranded = ""
         """Why some prompts were postponed that no open lane holds."""
         self._told: set[tuple[str, str]] = set()
@@ -128,7 +129,8 @@ class Pump:
     def pump(self, now: float) -> None:
         if self._attempts.waiting >= max(self.window, MOST_WAITING):
             return
-        if self._queues.holding:
+        if self._queues.holding and now >= self._look_at:
+            self._look_at = now + LOOK_S
             self._free(now)
         while len(self._attempts.aloft) < self.window:
             choice = self._choose(now)

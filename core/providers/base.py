@@ -275,7 +275,8 @@ class Flight:
 
     @property
     def whole(self) -> bool:
-        """Whether a stream has brought its whole answer and bill: no more than its end is missing."""
+        """Whether a stream has brought its whole answer and bill: nothing but its end is
+        missing."""
         return {"finish_reason", "usage"} <= self.body.keys() and "error" not in self.body
 
     def left(self, now: float) -> None:

@@ -17,6 +17,9 @@ from core.providers.price import finite
 MESSAGE_CHARS = 300
 MAX_RETRY_AFTER_S = 3_600.0
 BOM = "\ufeff"
+BROKEN_OFF = ("error", "abort")
+"""Finish reasons of a server that did not finish; vLLM and SGLang say `abort` when they are shut
+down or told to drop it."""
 UNREADABLE = (ValueError, RecursionError)
 """What parsing foreign JSON may raise. What the bill cannot be read from is judged with the
 content."""
@@ -149,8 +152,8 @@ def _choice_error(body: Mapping[str, Any]) -> Any:
         if isinstance(choice, dict):
             if error := choice.get("error"):
                 return error
-            if choice.get("finish_reason") == "error":
-                return {"message": "finish_reason is error"}
+            if (finish := choice.get("finish_reason")) in BROKEN_OFF:
+                return {"message": f"finish_reason is {finish}"}
     return None
 
 

@@ -231,6 +231,8 @@ def _note(payload: bytes, flight: base.Flight) -> None:
             flight.body["output_ids"] = event.get("output_ids")
             if meta.get("finish_reason"):
                 flight.body["finish_reason"] = meta["finish_reason"]
+        if has_error(event):
+            flight.body.setdefault("error", event)
         choices = event.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict) and choice.get("finish_reason"):

@@ -298,6 +298,20 @@ def test_the_probe_alone_decides_and_old_ones_say_nothing_afterwards() -> None:
     assert breaker.state == "closed" and breaker.opened == 0
 
 
+def test_a_limit_of_the_platform_frees_no_siblings_probe() -> None:
+    limit = Limit(8, start=8)
+    for _ in range(10):
+        limit.failed(0.0, 0.0, 0.0)
+    limit.sent(5.0)
+    limit.throttled(5.1, 5.05, 0.1, 0.0)
+    limit.payment_required(5.1, 5.05, None, 0.0)
+    limit.halve_ceiling(5.1, 5.05)
+    limit.ended()  # the other lane's probe is still out: its width has room
+    assert not limit.may_send(60.0)
+    limit.unknown(5.0)
+    assert limit.may_send(60.0)
+
+
 def test_a_probe_that_says_nothing_is_replaced() -> None:
     breaker = Breaker(0.5)
     for _ in range(10):

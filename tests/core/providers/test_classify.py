@@ -69,6 +69,7 @@ OK = body(id="gen-1", choices=[{"finish_reason": "stop", "message": {"content": 
         (200, body(error={"code": 502, "message": "x"}), base.ServerError, True, "no"),
         (200, body(error="upstream died"), base.UpstreamError, True, "insured"),
         (200, body(choices=[{"finish_reason": "error"}]), base.UpstreamError, True, "insured"),
+        (200, body(choices=[{"finish_reason": "abort"}]), base.UpstreamError, True, "insured"),
         (
             200,
             body(choices=[{"error": {"code": 502, "message": "x"}, "finish_reason": "error"}]),

@@ -138,6 +138,7 @@ async def test_what_arrived_before_a_halt_is_kept(most_bytes: int) -> None:
         ([event("b"), event("", "stop")], aiohttp.ClientPayloadError),
         ([event("b", **BILL)], aiohttp.ClientPayloadError),
         ([event("b"), b'data: {"error":{"code":502,"message":"no"}}\n\n'], base.UpstreamError),
+        ([event("b"), event("", "abort", **BILL)], base.UpstreamError),
         ([event("b"), b'data: {"choices":5,"usage":[]}\n\n'], aiohttp.ClientPayloadError),
     ],
 )
