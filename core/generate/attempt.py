@@ -24,7 +24,7 @@ from core.providers import base
 from core.providers.stream import GATHER_S
 from core.schema import UNJUDGED, Rollout, Sample, Timings
 
-KEEP_AFTER_S = 0.1
+KEEP_AFTER_S = 0.2
 """Verdicts take milliseconds and bills come with their replies; what waits longer is stored as it
 is."""
 TIMEOUTS: dict[str, type[base.Failure]] = {

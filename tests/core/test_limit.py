@@ -306,7 +306,7 @@ def test_a_limit_of_the_platform_frees_no_siblings_probe() -> None:
     limit.throttled(5.1, 5.05, 0.1, 0.0)
     limit.payment_required(5.1, 5.05, None, 0.0)
     limit.halve_ceiling(5.1, 5.05)
-    limit.ended()  # the other lane's probe is still out: its width has room
+    limit.ended()  # room within the width
     assert not limit.may_send(60.0)
     limit.unknown(5.0)
     assert limit.may_send(60.0)
