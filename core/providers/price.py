@@ -9,6 +9,8 @@ import msgspec
 
 MOST = 2**53
 """Above it a float no longer holds every whole number."""
+MOST_USD = 1e9
+"""The largest `run.budget_usd`: with a reply that claims more, no resume could ever fit."""
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +52,10 @@ def number_in(text: Any) -> float | None:
 
 
 def money(value: Any) -> float | None:
-    """A cost as a provider wrote it. Only a finite, non-negative number is one; null, text, NaN, -1
-    and true are `unknown` (case C40)."""
+    """A cost as a provider wrote it. Only a finite, non-negative number is one, and none above the
+    largest budget; null, text, NaN, -1 and true are `unknown` (case C40)."""
     number = finite(value)
-    return number if number is not None and number >= 0 else None
+    return number if number is not None and 0 <= number <= MOST_USD else None
 
 
 def cost_of(usage: dict[str, Any] | None, free: bool) -> tuple[float | None, float | None]:

@@ -172,6 +172,7 @@ async def test_c38_deterministic_refusals_are_not_retried(status: int) -> None:
         ({"cost": "0.25"}, None),
         ({"cost": -1}, None),
         ({"cost": float("nan")}, None),
+        ({"cost": 2.0**53}, None),
         ({"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.0042}}, 0.0),
         ({"cost": 0.0003}, 0.0003),
     ],
