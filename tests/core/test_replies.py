@@ -78,6 +78,7 @@ def test_a_head_is_read_past_request_and_reply(tmp_path: Path) -> None:
         RolloutHead(
             prompt_id="p0",
             attempt=1,
+            backend="openrouter",
             outcome="aborted",
             final=False,
             bill="billed",
@@ -86,6 +87,7 @@ def test_a_head_is_read_past_request_and_reply(tmp_path: Path) -> None:
         RolloutHead(
             prompt_id="p1",
             attempt=2,
+            backend="openrouter",
             outcome="ok",
             bill="billed",
             usage=Usage(completion_tokens=1),
