@@ -176,6 +176,27 @@ async def test_who_waits_no_more_gets_nobody_elses_answer() -> None:
         await judges.close()
 
 
+async def test_few_are_on_their_way_and_the_rest_waits_unpacked() -> None:
+    judges = many(print)
+    await judges.start()
+    try:
+        await judged(judges, range(1))
+        process = judges._process
+        assert process is not None
+        os.kill(pid_of(judges), signal.SIGSTOP)
+        waiting = asyncio.create_task(judged(judges, range(3 * judge_process.MOST_ON_WAY)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        on_way, unsent = len(process._on_way), len(process._unsent)
+        os.kill(pid_of(judges), signal.SIGCONT)
+        results = await waiting
+    finally:
+        await judges.close()
+    assert (on_way, unsent) == (judge_process.MOST_ON_WAY, 2 * judge_process.MOST_ON_WAY)
+    assert [r.sample.prompt_id for r in results] == [f"p{n}" for n in range(len(results))]
+
+
 async def test_more_than_both_pipes_hold_goes_through() -> None:
     """2,000 replies at once, some of a megabyte: neither side waits for the other to read."""
     judges = many(print)
