@@ -165,10 +165,8 @@ class Pump:
                 queue.stopped = self._why_closed(queue)
                 continue
             able = [lane for lane in open_lanes if lane.takes(queue.dataset, now)]
-            item = self._next_of(queue, able)
-            for lane in by_preference(
-                self._holding(able, item.prepared), item.prepared.session, item.avoid
-            ):
+            item, fitting = self._next_of(queue, able)
+            for lane in by_preference(fitting, item.prepared.session, item.avoid):
                 usd = self._reservation(item, lane)
                 if self._budget.fits(usd):
                     queue.ready.remove(item)
@@ -186,11 +184,13 @@ class Pump:
                 self._postpone(queue, item, "budget", why)
         return None
 
-    def _next_of(self, queue: Queue, able: list[Lane]) -> Item:
-        """The first that one of the lanes holds: while a long prompt waits for its provider, others
-        leave. Else the first."""
-        fit = (item for item in queue.ready if self._holding(able, item.prepared))
-        return next(fit, queue.ready[0]) if able else queue.ready[0]
+    def _next_of(self, queue: Queue, able: list[Lane]) -> tuple[Item, list[Lane]]:
+        """The first that some of the lanes hold, with those: while a long prompt waits for its
+        provider, others leave. Else the first, with none."""
+        for item in queue.ready if able else ():
+            if fitting := self._holding(able, item.prepared):
+                return item, fitting
+        return queue.ready[0], []
 
     def _postpone(self, queue: Queue, item: Item, error_class: str, why: str) -> None:
         queue.ready.remove(item)

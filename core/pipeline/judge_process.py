@@ -261,10 +261,16 @@ def main(argv: list[str]) -> int:
 
 
 def _judge(desk: Desk, packed: bytes, offsets: StopOffsets) -> bytes | None:
-    """None for whatever goes wrong: the engine judges it again and meets the same fault itself."""
+    """None for whatever goes wrong: the engine judges it again and meets the same fault itself. A
+    verdict with lone surrogates is no fault, only none that can be packed."""
     try:
-        return _pack(desk.judge(_job.decode(packed), offsets))
-    except Exception:
+        judged = desk.judge(_job.decode(packed), offsets)
+    except Exception as error:
+        sys.stderr.write(f"judge: {type(error).__name__}; the engine judges this reply itself\n")
+        return None
+    try:
+        return _pack(judged)
+    except UNPACKABLE:
         return None
 
 

@@ -132,7 +132,7 @@ async def test_a_process_judges_as_threads_do_and_its_death_is_survived() -> Non
 
 
 async def test_what_cannot_be_packed_or_fails_there_is_judged_here(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Lone surrogates on the way there, and on the way back; the process stays."""
     warnings: list[str] = []
@@ -154,6 +154,7 @@ async def test_what_cannot_be_packed_or_fails_there_is_judged_here(
         assert (await judges.judge(rollout, prompt, IDS)).sample.verdict == "consistent"
     finally:
         await judges.close()
+    assert capfd.readouterr().err == "judge: ValidationError; the engine judges this reply itself\n"
     assert warnings == []
 
 

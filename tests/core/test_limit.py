@@ -270,7 +270,10 @@ def test_a_provider_that_refuses_everything_is_given_up(
 def test_whoever_left_before_the_row_of_refusals_neither_clears_nor_counts() -> None:
     refusals = Refusals()
     older = {8.0, 8.5, 9.5}  # open; the last one left together with the first refused one
-    left_before = lambda moment: sum(at < moment for at in older)  # noqa: E731
+
+    def left_before(moment: float) -> int:
+        return sum(at < moment for at in older)
+
     assert not refusals.refused("a", 10.0, 3, left_before)
     assert not refusals.refused("b", 10.1, 3, left_before)
     assert not refusals.refused("c", 10.1, 3, left_before) and refusals.holds(3)
