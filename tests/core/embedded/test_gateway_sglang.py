@@ -82,7 +82,7 @@ async def test_generate_streams_everything_so_far_or_what_is_new(
     tmp_path: Path, incremental: bool
 ) -> None:
     flags = ["--incremental-streaming-output"] if incremental else []
-    async with serving(tmp_path, WIDE, extra=["--tokens-per-s", "300", *flags]) as client:
+    async with serving(tmp_path, WIDE, extra=["--tokens-per-s", "50", *flags]) as client:
         info = await (await client.get("/server_info")).json()
         assert info["incremental_streaming_output"] is incremental
         params = {"max_new_tokens": 200, "stream_interval": 3}
